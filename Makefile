@@ -1,0 +1,49 @@
+# Two commands do everything: `make demo` and `make test`. Each sets up what it needs in .venv.
+PYTHON ?= python3
+VENV ?= .venv
+# Extra flags for pip, e.g. PIP_FLAGS="--extra-index-url URL" to take torch from a CPU-only index.
+PIP_FLAGS ?=
+BIN := $(VENV)/bin
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint format soak wheel-check clean
+
+help:  ## List the commands
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 16
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "ttvd needs Python 3.11 or newer; set PYTHON=/path/to/python"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.demo: $(BIN)/python pyproject.toml constraints.txt
+	$(BIN)/python -m pip install -q $(PIP_FLAGS) -c constraints.txt -e '.[demo]'
+	@touch $@
+
+$(VENV)/.dev: $(BIN)/python pyproject.toml constraints.txt
+	$(BIN)/python -m pip install -q $(PIP_FLAGS) -c constraints.txt -e '.[dev]'
+	@touch $@
+
+demo: $(VENV)/.demo  ## Adapt a digit classifier to corrupted digits; ends with a table and a page
+	$(BIN)/ttvd demo --out out/demo
+
+test: lint  ## Run all checks and tests
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2
+
+lint: $(VENV)/.dev  ## Check style and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(VENV)/.dev  ## Format the code
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+soak: $(VENV)/.dev  ## Run every method over 20,000 batches and watch its memory
+	$(BIN)/python tools/soak.py
+
+wheel-check: $(VENV)/.dev  ## Build the wheel, install it into an empty environment and use it
+	$(BIN)/python tools/wheel_check.py --constraints constraints.txt
+
+clean:  ## Remove what the commands made
+	rm -rf $(VENV) out build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

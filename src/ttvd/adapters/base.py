@@ -1,0 +1,176 @@
+"""The adapter: a classifier that learns from what it is asked.
+
+An :class:`Adapter` is an ``nn.Module``; calling it predicts *and* adapts, and the softmax of what it returns is the
+prediction. It owns copies of the tensors that may change and shares all others with the model that it was given,
+which it never changes.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, Self
+
+import torch
+from torch import Tensor, nn
+
+from ttvd.adapters.inputs import check_inputs
+from ttvd.models.norms import Statistics, Which, apply_statistics, following_stream, select_parameters
+from ttvd.models.split import SplitModel, shared_copy, split
+
+State = dict[str, Tensor]
+Timing = Literal["before", "after"]
+
+
+class Adapter(nn.Module):
+    """Base of all methods.
+
+    A subclass implements :meth:`output` (what it predicts) and, where it learns, :meth:`adapt`. Everything that
+    changes must be a parameter or a persistent buffer of fixed shape: saving, resetting and moving follow from that.
+
+    Args:
+        model: The classifier, or its :class:`~ttvd.models.SplitModel`. It is left as it is.
+        statistics: Where its batch norms take their statistics from.
+        parameters: Which of its parameters adapt; None for none.
+
+    Attributes:
+        prediction: Whether what a call returns precedes or follows the update by the same batch.
+        kept: Share of the last batch that was used to adapt, a scalar tensor.
+        validation: ``"auto"`` checks the values of every batch on a CPU and of the first one on an accelerator
+            (where looking at them would stall it), ``"always"`` and ``"never"`` say what they mean.
+    """
+
+    prediction: Timing = "before"
+    kept: Tensor
+
+    def __init__(self, model: nn.Module, *, statistics: Statistics, parameters: Which | None = None) -> None:
+        super().__init__()
+        if torch.is_inference_mode_enabled():
+            raise RuntimeError("build the adapter outside torch.inference_mode(); it may be called inside")
+        given = split(model)
+        adapting = select_parameters(given.model, parameters, given.head_name) if parameters else set()
+        averages = _running_buffers(given.model) if statistics.momentum is not None else set()
+        self.model: SplitModel = shared_copy(given, {f"model.{name}" for name in adapting | averages})
+        self.model.model = apply_statistics(self.model.model, statistics)
+        self.model.eval()
+        self._averages = {f"model.model.{name}" for name in averages}
+        self.register_buffer("kept", torch.ones((), device=self.model.linear.weight.device), persistent=False)
+        self.validation: Literal["auto", "always", "never"] = "auto"
+        self._initial: State | None = None
+        self._seen_values = False
+        self.register_state_dict_post_hook(_drop_frozen)  # type: ignore[no-untyped-call]
+
+    def output(self, x: Tensor) -> Tensor:
+        """Logits (b, k) of the present state; changes nothing."""
+        return self.model(x)  # type: ignore[no-any-return]
+
+    def adapt(self, x: Tensor) -> Tensor:
+        """Learn from a batch and return its logits (b, k), from before or after as :attr:`prediction` says."""
+        with torch.no_grad():
+            return self.output(x)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Predict and adapt.
+
+        Args:
+            x: Images (b, c, h, w) in [0, 1], or whatever floating-point input the model takes.
+
+        Returns:
+            Logits (b, k), detached; their softmax is the prediction.
+        """
+        self._remember()
+        with torch.inference_mode(mode=False), following_stream(self.model):
+            return self.adapt(self._admit(x)).detach()
+
+    def predict(self, x: Tensor) -> Tensor:
+        """Predict without adapting: nothing changes."""
+        with torch.inference_mode(mode=False), torch.no_grad():
+            return self.output(self._admit(x))
+
+    def snapshot(self) -> State:
+        """A copy of everything that may change."""
+        return {name: tensor.detach().clone() for name, tensor in self._changing().items()}
+
+    @torch.no_grad()
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Go back to a :meth:`snapshot`."""
+        self._remember()
+        with torch.inference_mode(mode=False):
+            for name, tensor in self._changing().items():
+                tensor.copy_(state[name])
+
+    def reset(self) -> None:
+        """Go back to the state at construction: weights, optimizer, memories, averages."""
+        if self._initial is not None:
+            self.restore(self._initial)
+
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> Any:
+        """Take over the state of another adapter of the same method and model; always strict, always a copy."""
+        own = self._changing()
+        wrong = sorted(set(own) ^ set(state_dict)) + [
+            name for name, t in own.items() if name in state_dict and state_dict[name].shape != t.shape
+        ]
+        if wrong:
+            raise ValueError(
+                f"this state is not one of a {type(self).__name__} on this model: {len(wrong)} entries are missing, "
+                f"unknown or of another shape, the first is {wrong[0]!r}. Build the adapter with the same model, "
+                "method and parameters as the one that was saved."
+            )
+        self.restore(state_dict)
+        return torch.nn.modules.module._IncompatibleKeys([], [])
+
+    def train(self, mode: bool = True) -> Self:
+        """Set the flag of the adapter alone: its model stays in evaluation mode, so that dropout stays off."""
+        self.training = mode
+        return self
+
+    def _changing(self) -> State:
+        parameters = {name: p.data for name, p in self.named_parameters() if p.requires_grad}
+        passing = {
+            f"{prefix}.{name}" if prefix else name
+            for prefix, module in self.named_modules()
+            for name in module._non_persistent_buffers_set
+        }
+        buffers = {
+            name: buffer
+            for name, buffer in self.named_buffers()
+            if name in self._averages or not (name in passing or name.startswith("model."))
+        }
+        return parameters | buffers
+
+    def _remember(self) -> None:
+        """Keep the initial state, the first time that it is about to change."""
+        if self._initial is None:
+            with torch.inference_mode(mode=False):
+                self._initial = self.snapshot()
+
+    def _admit(self, x: Tensor) -> Tensor:
+        weight = self.model.linear.weight
+        on_cpu = isinstance(x, Tensor) and x.device.type == "cpu"
+        values = self.validation == "always" or (
+            self.validation == "auto" and (on_cpu or not self._seen_values)
+        )
+        check_inputs(x, device=weight.device, dtype=weight.dtype, values=values)
+        self._seen_values = True
+        return x.clone() if x.is_inference() else x
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        if self._initial is not None:
+            self._initial = {name: fn(tensor) for name, tensor in self._initial.items()}
+        return self
+
+
+def _drop_frozen(adapter: nn.Module, state: dict[str, Any], prefix: str, _: Any) -> None:
+    """The saved state is what may change; frozen weights are the model's own."""
+    assert isinstance(adapter, Adapter)
+    for key in set(state) - {prefix + name for name in adapter._changing()}:
+        if key.startswith(prefix):
+            del state[key]
+
+
+def _running_buffers(model: nn.Module) -> set[str]:
+    return {
+        name
+        for name, _ in model.named_buffers()
+        if name.rpartition(".")[2] in ("running_mean", "running_var")
+    }

@@ -1,0 +1,107 @@
+"""Optimizers whose step can be refused by a tensor.
+
+A gate of 0 leaves parameters and slots exactly as they were, without asking the device for the gate's value: an
+empty selection is a no-op even with momentum, and a step can be captured as a CUDA graph. All slots are buffers
+over the concatenated parameters, so that they are saved, moved and reset with the adapter.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+
+class GatedOptimizer(nn.Module):
+    """Base: gathers the gradients, asks :meth:`direction` where to go, and scatters the gated result."""
+
+    def __init__(self, size: int, lr: float, like: Tensor) -> None:
+        super().__init__()
+        if not lr >= 0.0:
+            raise ValueError(f"lr must be at least 0, got {lr}")
+        self.lr = lr
+        self.size = size
+        self._like = like.detach()
+
+    def _add_slot(self, name: str, *shape: int) -> None:
+        self.register_buffer(name, torch.zeros(shape, dtype=self._like.dtype, device=self._like.device))
+
+    def direction(self, gradient: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """The step to subtract (before the learning rate) and the new value of every slot."""
+        raise NotImplementedError
+
+    @torch.no_grad()
+    def step(self, parameters: Sequence[Tensor], gradients: Sequence[Tensor | None], gate: Tensor) -> None:
+        """Move the parameters in place where ``gate`` (a scalar, 0 or 1) is not 0."""
+        pieces = [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, gradients, strict=True)]
+        open_ = gate > 0
+        step, slots = self.direction(torch.cat([piece.reshape(-1) for piece in pieces]))
+        for name, new in slots.items():
+            slot = self.get_buffer(name)
+            slot.copy_(torch.where(open_, new, slot))
+        moves = torch.where(open_, self.lr * step, torch.zeros_like(step)).split(
+            [p.numel() for p in parameters]
+        )
+        for parameter, move in zip(parameters, moves, strict=True):
+            parameter.sub_(move.view_as(parameter))
+
+
+class GatedSGD(GatedOptimizer):
+    """SGD with momentum, Nesterov's by default, as in ``torch.optim.SGD``."""
+
+    def __init__(
+        self, size: int, lr: float, like: Tensor, *, momentum: float = 0.9, nesterov: bool = True
+    ) -> None:
+        super().__init__(size, lr, like)
+        if not 0.0 <= momentum < 1.0:
+            raise ValueError(f"momentum must lie in [0, 1), got {momentum}")
+        self.momentum = momentum
+        self.nesterov = nesterov and momentum > 0.0
+        self._add_slot("velocity", size)
+
+    def direction(self, gradient: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """Gradient plus momentum."""
+        velocity = self.momentum * self.get_buffer("velocity") + gradient
+        step = gradient + self.momentum * velocity if self.nesterov else velocity
+        return step, {"velocity": velocity}
+
+
+class GatedAdam(GatedOptimizer):
+    """Adam without weight decay, as in ``torch.optim.Adam``."""
+
+    def __init__(
+        self,
+        size: int,
+        lr: float,
+        like: Tensor,
+        *,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+    ) -> None:
+        super().__init__(size, lr, like)
+        self.betas = betas
+        self.eps = eps
+        self._add_slot("first", size)
+        self._add_slot("second", size)
+        self._add_slot("count", 1)
+
+    def direction(self, gradient: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """Bias-corrected first moment over the root of the second."""
+        beta1, beta2 = self.betas
+        count = self.get_buffer("count") + 1.0
+        first = torch.lerp(self.get_buffer("first"), gradient, 1.0 - beta1)
+        second = torch.lerp(self.get_buffer("second"), gradient * gradient, 1.0 - beta2)
+        spread = (second / (1.0 - beta2**count)).sqrt() + self.eps
+        return first / (1.0 - beta1**count) / spread, {"first": first, "second": second, "count": count}
+
+
+def build_optimizer(name: str, parameters: Sequence[Tensor], lr: float, momentum: float) -> GatedOptimizer:
+    """The optimizer called ``name`` for these parameters."""
+    dtypes = {p.dtype for p in parameters}
+    if len(dtypes) != 1:
+        raise ValueError(f"parameters that adapt must share one dtype, got {sorted(map(str, dtypes))}")
+    size = sum(p.numel() for p in parameters)
+    if name == "sgd":
+        return GatedSGD(size, lr, parameters[0], momentum=momentum)
+    if name == "adam":
+        return GatedAdam(size, lr, parameters[0], betas=(momentum, 0.999))
+    raise ValueError(f"optimizer must be 'sgd' or 'adam', got {name!r}")

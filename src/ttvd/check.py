@@ -1,0 +1,242 @@
+"""The conformance suite: what every adapter promises, checked on the reader's own method and model.
+
+Each check takes a factory that builds a fresh adapter and a list of batches. A failed promise raises
+:class:`ConformanceError`, which names the promise.
+"""
+
+import gc
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from ttvd.adapters.base import Adapter
+
+Make = Callable[[], Adapter]
+Check = Callable[[Make, nn.Module, Sequence[Tensor]], None]
+
+
+class ConformanceError(AssertionError):
+    """A promise of the adapter contract is broken."""
+
+
+def check_adapter(make: Make, model: nn.Module, batches: Sequence[Tensor]) -> list[str]:
+    """Check a method against the contract of :class:`~ttvd.Adapter`.
+
+    Args:
+        make: Builds a new adapter around ``model`` at each call.
+        model: The classifier that ``make`` uses, to see that it stays as it is.
+        batches: At least three batches of inputs, of two samples or more each; they stay as they are.
+
+    Returns:
+        The names of the promises that were checked.
+
+    Raises:
+        ConformanceError: A promise is broken.
+
+    Example:
+        >>> import ttvd
+        >>> net = nn.Sequential(nn.Flatten(), nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 2))
+        >>> images = list(torch.rand(3, 8, 1, 2, 2))
+        >>> len(ttvd.check_adapter(lambda: ttvd.create("tent", net), net, images)) > 10
+        True
+    """
+    if len(batches) < 3 or any(len(batch) < 2 for batch in batches):
+        raise ValueError("check_adapter needs at least three batches of two samples or more")
+    for check in CHECKS:
+        check(make, model, batches)
+    return [check.__name__.removeprefix("check_") for check in CHECKS]
+
+
+def _demand(holds: bool, promise: str) -> None:
+    if not holds:
+        raise ConformanceError(promise)
+
+
+def _run(adapter: Adapter, batches: Sequence[Tensor]) -> list[Tensor]:
+    return [adapter(batch) for batch in batches]
+
+
+def _same(a: Sequence[Tensor], b: Sequence[Tensor]) -> bool:
+    return len(a) == len(b) and all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+def _values(state: dict[str, Tensor]) -> list[Tensor]:
+    return [state[name] for name in sorted(state)]
+
+
+def check_output(make: Make, model: nn.Module, batches: Sequence[Tensor]) -> None:
+    """Logits (b, k): floating, finite, detached, on the device of the input; the input stays as it is."""
+    before = [batch.clone() for batch in batches]
+    for batch, out in zip(batches, _run(make(), batches), strict=True):
+        _demand(
+            out.ndim == 2 and len(out) == len(batch), f"the output must be (b, k), got {tuple(out.shape)}"
+        )
+        _demand(
+            out.is_floating_point() and out.device == batch.device,
+            "the output must be floating, on the same device",
+        )
+        _demand(not out.requires_grad, "the output must be detached")
+        _demand(bool(out.isfinite().all()), "the output must be finite")
+    _demand(_same(before, batches), "the input must not be modified")
+
+
+def check_reset(make: Make, model: nn.Module, batches: Sequence[Tensor]) -> None:
+    """After reset() the same stream gives the same output, to the last bit, and so does a new adapter."""
+    adapter = make()
+    first = _run(adapter, batches)
+    adapter.reset()
+    _demand(_same(first, _run(adapter, batches)), "after reset() the same stream must give identical outputs")
+    _demand(
+        _same(first, _run(make(), batches)), "a new adapter must give identical outputs on the same stream"
+    )
+
+
+def check_state(make: Make, model: nn.Module, batches: Sequence[Tensor]) -> None:
+    """State saved in mid-stream and loaded into a new adapter: the stream goes on identically, and can be reset."""
+    adapter, other = make(), make()
+    fresh = _run(make(), batches)
+    adapter(batches[0])
+    saved = {name: tensor.clone() for name, tensor in adapter.state_dict().items()}
+    other.load_state_dict(saved)
+    _demand(
+        _same(_run(adapter, batches[1:]), _run(other, batches[1:])),
+        "a state saved mid-stream and loaded into a new adapter must go on identically",
+    )
+    other.reset()
+    _demand(_same(fresh, _run(other, batches)), "reset() after load_state_dict() must go back to the source")
+
+
+def check_snapshot(make: Make, model: nn.Module, batches: Sequence[Tensor]) -> None:
+    """restore() undoes what happened since snapshot()."""
+    adapter = make()
+    adapter(batches[0])
+    snapshot = adapter.snapshot()
+    first = _run(adapter, batches[1:])
+    adapter.restore(snapshot)
+    _demand(_same(first, _run(adapter, batches[1:])), "restore() must undo what happened since snapshot()")
+
+
+def check_predict(make: Make, model: nn.Module, batches: Sequence[Tensor]) -> None:
+    """predict() changes nothing and repeats itself."""
+    adapter = make()
+    adapter(batches[0])
+    before = adapter.snapshot()
+    first, second = adapter.predict(batches[1]), adapter.predict(batches[1])
+    _demand(torch.equal(first, second), "predict() must repeat itself")
+    _demand(_same(_values(before), _values(adapter.snapshot())), "predict() must not change the state")
+    _demand(not first.requires_grad, "predict() must return a detached tensor")
+
+
+def check_model_untouched(make: Make, model: nn.Module, batches: Sequence[Tensor]) -> None:
+    """The user's model: weights, buffers, .grad, requires_grad, train flags and hooks stay as they are."""
+    flags = [module.training for module in model.modules()]
+    grads = [p.grad for p in model.parameters()]
+    for p in model.parameters():
+        p.grad = torch.ones_like(p)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    needs = [p.requires_grad for p in model.parameters()]
+    _run(make(), batches)
+    _demand(_same(_values(before), _values(dict(model.state_dict()))), "the user's model must not change")
+    left = all(p.grad is not None and bool((p.grad == 1).all()) for p in model.parameters())
+    _demand(left, "gradients that the user's model held must stay")
+    _demand(
+        needs == [p.requires_grad for p in model.parameters()], "requires_grad of the user's model must stay"
+    )
+    _demand(flags == [m.training for m in model.modules()], "train flags of the user's model must stay")
+    hooks = sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules())
+    _run(make(), batches[:1])
+    after = sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules())
+    _demand(hooks == after, "no hook may stay behind on the user's model")
+    for p, grad in zip(model.parameters(), grads, strict=True):
+        p.grad = grad
+
+
+def check_grad_modes(make: Make, model: nn.Module, batches: Sequence[Tensor]) -> None:
+    """Inside no_grad and inference_mode the output is the same, and the mode is given back."""
+    expected = _run(make(), batches)
+    for mode in (torch.no_grad, torch.inference_mode):
+        adapter = make()
+        with mode():
+            outputs = _run(adapter, [batch.clone() for batch in batches])
+            _demand(not torch.is_grad_enabled(), f"{mode.__name__} must still hold after a call")
+        _demand(_same(expected, outputs), f"inside {mode.__name__} the outputs must be the same")
+    _demand(torch.is_grad_enabled(), "the grad mode must be given back")
+
+
+def check_batch_sizes(make: Make, model: nn.Module, batches: Sequence[Tensor]) -> None:
+    """A batch of one and a short last batch work; so does going on after them."""
+    adapter = make()
+    for batch in (batches[0], batches[1][:1], batches[2][:2], batches[0]):
+        out = adapter(batch)
+        _demand(len(out) == len(batch), "a batch of one and a short last batch must work")
+        _demand(bool(out.isfinite().all()), "a small batch must not make the output infinite or NaN")
+
+
+def check_constant_inputs(make: Make, model: nn.Module, batches: Sequence[Tensor]) -> None:
+    """Constant images leave the output finite, then and afterwards."""
+    for value in (0.0, 0.5, 1.0):
+        adapter = make()
+        outputs = _run(adapter, [torch.full_like(batches[0], value)] * 2 + list(batches))
+        _demand(
+            all(bool(out.isfinite().all()) for out in outputs),
+            f"images that are all {value} must be survived",
+        )
+
+
+def check_global_state(make: Make, model: nn.Module, batches: Sequence[Tensor]) -> None:
+    """Neither depends on the global random generator nor moves it."""
+    torch.manual_seed(1)
+    first = _run(make(), batches)
+    state = torch.get_rng_state()
+    torch.manual_seed(2)
+    second = _run(make(), batches)
+    _demand(_same(first, second), "the output must not depend on the global random generator")
+    torch.manual_seed(1)
+    _demand(torch.equal(state, torch.get_rng_state()), "the global random generator must not be used")
+
+
+def check_training_flag(make: Make, model: nn.Module, batches: Sequence[Tensor]) -> None:
+    """train() and eval() make no difference: dropout stays off."""
+    adapter = make()
+    expected = _run(make(), batches)
+    _demand(_same(expected, _run(adapter.train(), batches)), "train() must not change what the adapter does")
+
+
+def check_memory(make: Make, model: nn.Module, batches: Sequence[Tensor], repeats: int = 200) -> None:
+    """State keeps its shapes and the number of living tensors does not grow with the stream."""
+    adapter = make()
+    small = [batch[:2] for batch in batches]
+    _run(adapter, small)
+    shapes = {name: tuple(t.shape) for name, t in adapter.snapshot().items()}
+    before = _living_elements()
+    for step in range(repeats):
+        adapter(small[step % len(small)])
+    grown = _living_elements() - before
+    _demand(
+        shapes == {n: tuple(t.shape) for n, t in adapter.snapshot().items()}, "state must keep its shapes"
+    )
+    _demand(
+        grown <= small[0].numel() * 8, f"memory must not grow with the stream; it grew by {grown} elements"
+    )
+
+
+def _living_elements() -> int:
+    gc.collect()
+    return sum(o.numel() for o in gc.get_objects() if issubclass(type(o), Tensor))
+
+
+CHECKS: tuple[Check, ...] = (
+    check_output,
+    check_reset,
+    check_state,
+    check_snapshot,
+    check_predict,
+    check_model_untouched,
+    check_grad_modes,
+    check_batch_sizes,
+    check_constant_inputs,
+    check_global_state,
+    check_training_flag,
+    check_memory,
+)

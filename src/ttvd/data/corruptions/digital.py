@@ -1,0 +1,130 @@
+"""Digital corruptions: contrast, elastic transform, pixelate, JPEG compression and saturate."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache, partial
+from io import BytesIO
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ttvd.data.corruptions.constants import Row
+from ttvd.data.corruptions.filters import blur
+from ttvd.data.corruptions.random import Draws
+
+Bytes = npt.NDArray[np.uint8]
+
+
+def contrast(x: Tensor, row: Row, draws: Draws) -> Tensor:
+    """Pull every channel towards its mean."""
+    (factor,) = row
+    # float64, because the order of a float32 sum depends on the size of the batch.
+    mean = x.mean(dim=(2, 3), keepdim=True, dtype=torch.float64).float()
+    return torch.lerp(mean, x, factor)
+
+
+def saturate(x: Tensor, row: Row, draws: Draws) -> Tensor:
+    """Scale and shift the saturation (of hue, saturation, value); grey images have none and stay as they are.
+
+    Grey pixels of colour images have hue 0: a shift of their saturation tints them red, as in the released sets.
+    """
+    factor, shift = row
+    if x.shape[1] == 1:
+        return x.clone()
+    value, low = x.amax(1, keepdim=True), x.amin(1, keepdim=True)
+    chroma = value - low
+    saturation = torch.where(value > 0, chroma / value, 0.0)
+    new = (saturation * factor + shift).clamp_(0, 1)
+    depth = torch.where(chroma > 0, (value - x) / chroma, _tint(x))
+    return value - depth * new * value
+
+
+def _tint(x: Tensor) -> Tensor:
+    """How far below the value each channel lies for hue 0 and full saturation."""
+    return x.new_tensor([0.0, 1.0, 1.0]).view(1, 3, 1, 1)
+
+
+def pixelate(x: Tensor, row: Row, draws: Draws) -> Tensor:
+    """Shrink by box averages, enlarge by repetition; equal to Pillow's BOX and NEAREST filters on bytes."""
+    (factor,) = row
+    height, width = x.shape[-2:]
+    rows, columns = _boxes(height, int(height * factor)), _boxes(width, int(width * factor))
+    levels = x.mul(255).add_(1e-3).floor_()
+    small = _average(_average(levels, columns.to(x.device)).mT, rows.to(x.device)).mT
+    down, along = (
+        torch.from_numpy(((np.arange(size) + 0.5) * (len(boxes) / size)).astype(np.int64)).to(x.device)
+        for size, boxes in ((height, rows), (width, columns))
+    )
+    return small.index_select(2, down).index_select(3, along).div_(255)
+
+
+def _average(levels: Tensor, boxes: Tensor) -> Tensor:
+    # Sums of levels are exact in float32; ties are rounded up, as Pillow's fixed-point arithmetic does.
+    return (levels @ boxes.T).div_(boxes.sum(1)).add_(0.5 + 1e-4).floor_()
+
+
+@lru_cache(maxsize=32)
+def _boxes(size: int, small: int) -> Tensor:
+    """Which of `size` pixels belong to each of `small` boxes, (small, size) of 0 and 1."""
+    scale = size / small
+    centre = (np.arange(small) + 0.5)[:, None] * scale
+    distance = (np.arange(size) - centre + 0.5) / scale
+    return torch.from_numpy(((distance > -0.5) & (distance <= 0.5)).astype(np.float32))
+
+
+def elastic_transform(x: Tensor, row: Row, draws: Draws) -> Tensor:
+    """Warp by a random affine map, then by a smooth random displacement of every pixel."""
+    height, width = x.shape[-2:]
+    side = min(height, width)
+    amplitude, sigma, affine = (side * value for value in row)
+    y, x_axis = (torch.arange(size, device=x.device, dtype=torch.float32) for size in (height, width))
+    grid = torch.stack(torch.broadcast_tensors(x_axis, y.unsqueeze(1)), dim=2)
+    warped = _sample(x, _map_affine(grid, affine, draws), repeat_edge=False)
+    if amplitude == 0:
+        return warped
+    field = draws.uniform(1, 2, height, width).mul_(2).sub_(1)
+    field = blur(field, sigma, truncate=3.0, border="reflect").mul_(amplitude)
+    return _sample(warped, grid + field.permute(0, 2, 3, 1), repeat_edge=True)
+
+
+def _map_affine(grid: Tensor, reach: float, draws: Draws) -> Tensor:
+    """Source positions (b, h, w, 2) of an affine map that moves three points by up to `reach` pixels."""
+    height, width, _ = grid.shape
+    square = min(height, width) // 3
+    signs = torch.tensor([[1, 1], [1, -1], [-1, -1]], dtype=torch.float64, device=grid.device)
+    points = torch.tensor([width // 2, height // 2], device=grid.device) + square * signs
+    moved = points + (draws.uniform(0, 3, 2).double() * 2 - 1) * reach
+    one = torch.ones(len(draws), 3, 1, dtype=torch.float64, device=grid.device)
+    inverse = torch.linalg.solve(torch.cat([moved, one], dim=2), points.expand(len(draws), 3, 2))
+    column, line, shift = inverse.float().view(-1, 3, 1, 1, 2).unbind(1)
+    return grid[..., :1] * column + grid[..., 1:] * line + shift
+
+
+def _sample(x: Tensor, position: Tensor, repeat_edge: bool) -> Tensor:
+    """Bilinear values at pixel positions (b, h, w, 2); borders mirror, with or without the edge pixel repeated."""
+    size = position.new_tensor([x.shape[3], x.shape[2]])
+    scaled = (2 * position + 1) / size - 1 if repeat_edge else 2 * position / (size - 1) - 1
+    return F.grid_sample(x, scaled, padding_mode="reflection", align_corners=not repeat_edge)
+
+
+def jpeg_compression(x: Tensor, row: Row, draws: Draws) -> Tensor:
+    """Write and read each image as JPEG with Pillow, on as many threads as torch uses."""
+    (quality,) = row
+    images = x.mul(255).add_(1e-3).byte().permute(0, 2, 3, 1).contiguous().cpu().numpy()
+    with ThreadPoolExecutor(max(1, min(torch.get_num_threads(), len(images)))) as pool:
+        decoded = np.stack(list(pool.map(partial(_recode, quality=int(quality)), images)))
+    levels = torch.from_numpy(decoded).view(len(x), *x.shape[2:], x.shape[1]).to(x.device)
+    return levels.permute(0, 3, 1, 2).float().div_(255)
+
+
+def _recode(image: Bytes, quality: int) -> Bytes:
+    from PIL import Image
+
+    buffer = BytesIO()
+    Image.fromarray(image.squeeze(2) if image.shape[2] == 1 else image).save(buffer, "JPEG", quality=quality)
+    with Image.open(buffer) as decoded:
+        return np.asarray(decoded)

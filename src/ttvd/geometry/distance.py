@@ -1,0 +1,169 @@
+"""Distances from points to sites, and from points to the walls of their cells.
+
+Everything here is differentiable, computed in float32 or better whatever the autocast state, and free of
+host-device synchronisation, so that it can be captured in a CUDA graph. Distances come from one matrix product
+(which honours torch's float32 matmul precision); a (b, s, d) tensor is never made.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from ttvd.geometry.diagram import Diagram, upcast
+
+
+def squared_distances(z: Tensor, sites: Tensor) -> Tensor:
+    """Returns the squared Euclidean distance of every point to every site.
+
+    Values that cannot be told from zero, being below the rounding error of the product, are zero and have a
+    zero gradient: a point that is equal to a site has distance zero exactly.
+
+    Args:
+        z: (b, d) points.
+        sites: (s, d) sites.
+
+    Returns:
+        (b, s) squared distances, never negative.
+
+    Example:
+        >>> squared_distances(torch.tensor([[3.0, 4.0]]), torch.tensor([[0.0, 0.0], [3.0, 4.0]]))
+        tensor([[25.,  0.]])
+    """
+    if sites.ndim != 2 or not sites.is_floating_point():
+        raise ValueError(f"sites must be a floating tensor (s, d), got {tuple(sites.shape)} {sites.dtype}")
+    check_points(z, sites, ndim=2)
+    return pair_squares(z, sites, sites.detach().mean(0))
+
+
+def power_distances(z: Tensor, diagram: Diagram) -> Tensor:
+    """Returns the power distance d² - v² of every point to every site (d² when there are no weights).
+
+    Args:
+        z: (b, d) points.
+        diagram: its groups do not matter here.
+
+    Returns:
+        (b, s) power distances; they can be negative.
+
+    Example:
+        >>> power_distances(torch.tensor([[3.0, 4.0]]), Diagram(torch.zeros(1, 2), torch.tensor([30.0])))
+        tensor([[-5.]])
+    """
+    squares = squared_distances(z, diagram.sites)
+    return squares if diagram.weights is None else squares - diagram.weights
+
+
+def distances(z: Tensor, diagram: Diagram) -> Tensor:
+    """Returns the Euclidean distance of every point to every site, not below the square root of `floor`.
+
+    Args:
+        z: (b, d) points.
+        diagram: its weights and groups do not matter here.
+
+    Returns:
+        (b, s) distances. On a site the gradient is zero.
+
+    Example:
+        >>> distances(torch.tensor([[3.0, 4.0]]), Diagram(torch.tensor([[0.0, 0.0], [3.0, 0.0]])))
+        tensor([[5., 4.]])
+    """
+    squares = squared_distances(z, diagram.sites)
+    return squares.clamp(min=floor(diagram, squares.dtype)).sqrt()
+
+
+def floor(diagram: Diagram, dtype: torch.dtype | None = None) -> Tensor:
+    """Returns the least value that a squared or shifted power distance takes before a root, log or power.
+
+    It is the machine epsilon of the dtype times the mean squared distance of the sites to their mean, and not
+    less than the smallest normal number, so that roots, logarithms and powers are finite on a site and have a
+    zero gradient there.
+
+    Args:
+        diagram: the sites that set the scale.
+        dtype: of the distances; float32, or float64 for float64 sites, unless given.
+
+    Example:
+        >>> float(floor(Diagram(torch.tensor([[-1.0], [1.0]])))) == torch.finfo(torch.float32).eps
+        True
+    """
+    sites = upcast(diagram.sites.detach())
+    dtype = sites.dtype if dtype is None else dtype
+    scale = (sites - sites.mean(0)).square().sum(-1).mean().to(dtype)
+    return (torch.finfo(dtype).eps * scale).clamp(min=torch.finfo(dtype).tiny)
+
+
+def margin(z: Tensor, diagram: Diagram, labels: Tensor | None = None) -> Tensor:
+    """Returns the signed distance of every point to the nearest wall of a cell.
+
+    For cell i it is min over j of (p_j - p_i) / (2 |µ_i - µ_j|) with power distances p: the Euclidean distance
+    to the nearest bisector, positive inside the cell. A diagram of one site has no wall: infinity. Sites that
+    coincide with site i have no bisector with it either: they count as infinitely far if lighter and minus
+    infinitely if heavier (the cell is empty). Differences of nearly equal distances lose digits, so this
+    is computed in float64.
+
+    Args:
+        z: (b, d) points.
+        diagram: Voronoi or power diagram without groups (cluster-induced cells have curved walls).
+        labels: (b,) int64 cells to measure in; None takes the cell that each point is in.
+
+    Returns:
+        (b,) margins in the dtype of the other distances.
+
+    Example:
+        >>> margin(torch.tensor([[1.0, 5.0]]), Diagram(torch.tensor([[0.0, 0.0], [4.0, 0.0]])))
+        tensor([1.])
+    """
+    if diagram.groups is not None:
+        raise ValueError("margin needs a diagram without groups; cluster-induced cells have no flat walls")
+    check_points(z, diagram.sites, ndim=2)
+    sites = diagram.sites.double()
+    powers = power_distances(z.double(), diagram).double()
+    cell = powers.argmin(-1) if labels is None else _check_labels(labels, z)
+    gaps = powers - powers.gather(-1, cell[:, None])
+    between = squared_distances(sites[cell], sites)
+    offsets = gaps / (2 * between.clamp(min=floor(diagram, torch.float64)).sqrt())
+    offsets = torch.where((between == 0) & (gaps != 0), gaps.detach().sign() * math.inf, offsets)
+    own = torch.arange(diagram.num_sites, device=z.device) == cell[:, None]
+    nearest = offsets.masked_fill(own, math.inf).amin(-1)
+    return nearest.to(torch.promote_types(upcast(z).dtype, diagram.sites.dtype))
+
+
+def check_points(z: Tensor, sites: Tensor, ndim: int) -> None:
+    """Raises an error that names the fault unless z holds points of the space of the sites."""
+    shape = "(b, d)" if ndim == 2 else "(v, b, d)"
+    if not z.is_floating_point():
+        raise TypeError(f"z must be a floating tensor {shape}, got {z.dtype}; convert it with z.float()")
+    if z.ndim != ndim:
+        raise ValueError(f"z must be {shape}, got shape {tuple(z.shape)}")
+    if z.shape[-1] != sites.shape[-1]:
+        raise ValueError(f"z has {z.shape[-1]} features but the sites have {sites.shape[-1]}")
+    if z.device != sites.device:
+        raise ValueError(f"z is on {z.device} but the sites are on {sites.device}; move one of them")
+
+
+def pair_squares(z: Tensor, sites: Tensor, centre: Tensor) -> Tensor:
+    """Returns squared distances (..., b, s) of points (..., b, d) to sites (..., s, d), without checks.
+
+    The centre (d,) changes rounding only: near the middle of the sites there is least to cancel.
+    """
+    dtype = torch.promote_types(upcast(z).dtype, sites.dtype)
+    with torch.autocast(z.device.type, enabled=False):
+        z = z.to(dtype) - centre.to(dtype)
+        sites = sites.to(dtype) - centre.to(dtype)
+        norms = z.square().sum(-1).unsqueeze(-1) + sites.square().sum(-1).unsqueeze(-2)
+        squares = norms - 2 * (z @ sites.mT)
+    # Rounding errors of d products add up like a random walk (Higham and Mary 2019): sqrt(d) eps / 2.
+    noise = (1 + math.sqrt(z.shape[-1]) / 2) * torch.finfo(dtype).eps * norms.detach()
+    return torch.where(squares <= noise, 0, squares)
+
+
+def _check_labels(labels: Tensor, z: Tensor) -> Tensor:
+    if labels.dtype != torch.int64 or labels.shape != z.shape[:1] or labels.device != z.device:
+        raise ValueError(
+            f"labels must be an int64 tensor ({z.shape[0]},) on {z.device}, one cell per point, "
+            f"got shape {tuple(labels.shape)}, {labels.dtype}, on {labels.device}"
+        )
+    return labels

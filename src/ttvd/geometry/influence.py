@@ -1,0 +1,219 @@
+"""Influence of clusters of sites on points: Voronoi, power and cluster-induced diagrams in one formula.
+
+The influence of class k on a point is F_k = -sign(γ) Σ_a q_a^γ over the sites a of its cluster, and -Σ_a log q_a
+for γ = 0, whose ordering is the limit of the others. q is the distance d in a Voronoi diagram (VD, CIVD) and the
+shifted power distance d² - v² + shift in a power diagram (PD, CIPD), where the shift gives fractional powers
+a domain. A q below its floor is raised to it and has no gradient (see `ttvd.geometry.floor`;
+`floored_fraction` counts how often). q^γ is exp(γ log q) with an exponent that stops where the sum over sites
+or its gradient would overflow, so that F is finite for every γ.
+
+Two forms: *point* compares one z with all sites of a cluster (a partition of space), *view* compares the a-th
+view of a sample with the a-th site of each cluster only. *Scores* are influences that remain precise for γ near 0.
+All are differentiable, computed in float32 or better, and free of host-device synchronisation.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from ttvd.geometry.diagram import Diagram, upcast
+from ttvd.geometry.distance import check_points, floor, pair_squares
+
+# What a gradient by q is multiplied with on its way to z (features times upstream gradient) fits in here.
+GRADIENT_ROOM = 1e8
+
+
+def point_influence(z: Tensor, diagram: Diagram, gamma: float, shift: float | None = None) -> Tensor:
+    """Returns the influence of every cluster on one point: the paper's definition of CIVD and CIPD.
+
+    Args:
+        z: (b, d) points.
+        diagram: with weights for power distances, with groups for clusters of more than one site.
+        gamma: exponent of q.
+        shift: added to d² - v² when there are weights; None is the largest weight, the smallest shift for which
+            no q is negative anywhere. A Voronoi diagram has no use for it.
+
+    Returns:
+        (b, k) influences; the largest one owns the point.
+
+    Example:
+        >>> diagram = Diagram(torch.tensor([[3.0, 4.0], [6.0, 8.0], [0.0, 1.0]]), groups=torch.tensor([0, 0, 1]))
+        >>> point_influence(torch.zeros(1, 2), diagram, gamma=1.0).round(decimals=3)
+        tensor([[-15.,  -1.]])
+    """
+    return _sum_sites(_weigh(_point_squares(z, diagram, shift), diagram, gamma), diagram)
+
+
+def view_influence(z: Tensor, diagram: Diagram, gamma: float, shift: float | None = None) -> Tensor:
+    """Returns the influence of every cluster on a sample whose a-th view only meets a-th sites.
+
+    Args:
+        z: (v, b, d) features of the views.
+        diagram: class-major with v sites per class: site class * v + a belongs to view a.
+        gamma: exponent of q.
+        shift: as in `point_influence`.
+
+    Returns:
+        (b, k) influences.
+
+    Example:
+        >>> diagram = Diagram.from_means(torch.tensor([[[3.0, 4.0], [6.0, 8.0]], [[0.0, 1.0], [0.0, 2.0]]]))
+        >>> view_influence(torch.zeros(2, 1, 2), diagram, gamma=1.0).round(decimals=3)
+        tensor([[-15.,  -3.]])
+    """
+    return _weigh(_view_squares(z, diagram, shift), diagram, gamma).sum(0)
+
+
+def point_scores(z: Tensor, diagram: Diagram, gamma: float, shift: float | None = None) -> Tensor:
+    """Returns `point_influence` plus the constant sign(γ) n, n the sites of a cluster, without cancellation.
+
+    Cells and softmax are those of the influence, but -sign(γ) Σ (q^γ - 1) keeps its digits when γ is small.
+    Clusters of different sizes would need different constants: then, and for γ = 0, it is the influence.
+    Arguments and shapes are those of `point_influence`.
+
+    Example:
+        >>> diagram = Diagram(torch.tensor([[1.0], [math.e]]))
+        >>> (point_scores(torch.zeros(1, 1), diagram, gamma=1e-8) / 1e-8).round(decimals=3)
+        tensor([[ 0., -1.]])
+    """
+    squares = _point_squares(z, diagram, shift)
+    return _sum_sites(_weigh(squares, diagram, gamma, less_one=diagram.equal_clusters), diagram)
+
+
+def view_scores(z: Tensor, diagram: Diagram, gamma: float, shift: float | None = None) -> Tensor:
+    """Returns `view_influence` plus the constant sign(γ) v, without cancellation (see `point_scores`).
+
+    Arguments and shapes are those of `view_influence`.
+
+    Example:
+        >>> diagram = Diagram.from_means(torch.tensor([[[1.0], [-1.0]], [[2.0], [-2.0]]]))
+        >>> view_scores(torch.zeros(2, 1, 1), diagram, gamma=1.0).round(decimals=3)
+        tensor([[ 0., -2.]])
+    """
+    return _weigh(_view_squares(z, diagram, shift), diagram, gamma, less_one=True).sum(0)
+
+
+def floored_fraction(z: Tensor, diagram: Diagram, shift: float | None = None) -> Tensor:
+    """Returns the share of all q that the floor raises, as a scalar tensor: how often the treatment acts.
+
+    Args:
+        z: (b, d) points, or (v, b, d) views.
+        diagram: as in `point_influence` or `view_influence`.
+        shift: as in `point_influence`.
+
+    Example:
+        >>> floored_fraction(torch.tensor([[0.0, 1.0]]), Diagram(torch.eye(2)), None)
+        tensor(0.5000)
+    """
+    squares = _squares(z, diagram, shift)
+    raised = squares.detach() < floor(diagram, squares.dtype)
+    return raised.sum(dtype=squares.dtype) / max(raised.numel(), 1)
+
+
+def soft_labels(influence: Tensor, tau: float = 1.0) -> Tensor:
+    """Returns softmax(influence / tau) over the last dimension, in float32 or better.
+
+    Args:
+        influence: (b, k) influences, scores or negative distances.
+        tau: temperature, positive.
+
+    Example:
+        >>> soft_labels(torch.tensor([[0.0, 2.0]]), tau=1e-3)
+        tensor([[0., 1.]])
+    """
+    if not (math.isfinite(tau) and tau > 0):
+        raise ValueError(f"tau must be a positive number, got {tau}")
+    influence = upcast(influence)
+    # Subtracting first keeps influences near the largest number finite under a small temperature.
+    return ((influence - influence.detach().amax(-1, keepdim=True)) / tau).softmax(-1)
+
+
+def assign(z: Tensor, diagram: Diagram, gamma: float = 1.0, shift: float | None = None) -> Tensor:
+    """Returns the class whose cell every point lies in.
+
+    Without groups that is the least (power) distance whatever γ and shift are; with groups the largest score.
+
+    Args:
+        z: (b, d) points for the point form, (v, b, d) for the view form.
+        diagram: as in `point_influence` or `view_influence`.
+        gamma: exponent of q.
+        shift: as in `point_influence`.
+
+    Returns:
+        (b,) int64 classes.
+
+    Example:
+        >>> assign(torch.tensor([[0.4], [0.6]]), Diagram(torch.tensor([[0.0], [1.0]])))
+        tensor([0, 1])
+    """
+    if diagram.groups is None:
+        squares = _squares(z, diagram, shift=0.0)
+        return (squares if z.ndim == 2 else squares.sum(0)).argmin(-1)
+    scores = view_scores if z.ndim == 3 else point_scores
+    return scores(z, diagram, gamma, shift).argmax(-1)
+
+
+def _squares(z: Tensor, diagram: Diagram, shift: float | None) -> Tensor:
+    return _view_squares(z, diagram, shift) if z.ndim == 3 else _point_squares(z, diagram, shift)
+
+
+def _point_squares(z: Tensor, diagram: Diagram, shift: float | None) -> Tensor:
+    """Returns d², or d² - v² + shift if there are weights, of points to all sites: (b, s), not floored."""
+    check_points(z, diagram.sites, ndim=2)
+    squares = pair_squares(z, diagram.sites, diagram.sites.detach().mean(0))
+    return squares if diagram.weights is None else squares + _lift(diagram.weights, shift)
+
+
+def _view_squares(z: Tensor, diagram: Diagram, shift: float | None) -> Tensor:
+    """Returns d², or d² - v² + shift if there are weights, of views to their own sites: (v, b, k), not floored."""
+    check_points(z, diagram.sites, ndim=3)
+    if z.shape[0] != diagram.views:
+        raise ValueError(f"z holds {z.shape[0]} views but every class has {diagram.views} sites")
+    layout = diagram.num_classes, diagram.views
+    sites = diagram.sites.reshape(*layout, diagram.dim).transpose(0, 1)
+    squares = pair_squares(z, sites, diagram.sites.detach().mean(0))
+    if diagram.weights is None:
+        return squares
+    return squares + _lift(diagram.weights, shift).reshape(layout).mT.unsqueeze(1)
+
+
+def _lift(weights: Tensor, shift: float | None) -> Tensor:
+    weights = upcast(weights)
+    if shift is None:
+        return weights.max() - weights
+    if not math.isfinite(shift):
+        raise ValueError(f"shift must be a finite number or None, got {shift}")
+    return shift - weights
+
+
+def _weigh(squares: Tensor, diagram: Diagram, gamma: float, less_one: bool = False) -> Tensor:
+    """Returns -sign(γ) q^γ of every site, or -sign(γ) (q^γ - 1) with less_one, or -log q if γ = 0."""
+    if not math.isfinite(gamma):
+        raise ValueError(f"gamma must be a finite number, got {gamma}")
+    log_squares = squares.clamp(min=floor(diagram, squares.dtype)).log()
+    power = gamma / 2 if diagram.weights is None else gamma
+    if power == 0:
+        return -log_squares / 2 if diagram.weights is None else -log_squares
+    exponent = (power * log_squares).clamp(max=_largest_exponent(power, diagram.num_sites, squares.dtype))
+    return -math.copysign(1, power) * (exponent.expm1() if less_one else exponent.exp())
+
+
+def _largest_exponent(power: float, terms: int, dtype: torch.dtype) -> float:
+    """Returns the exponent up to which a sum of terms q^power and its gradient are finite numbers."""
+    room = math.log(torch.finfo(dtype).max) - math.log(terms * (1 + abs(power)))
+    if power > 0:
+        return room
+    # A negative power is large where q is small, and its derivative is larger by 1 / q = exp(exponent / |power|).
+    return (room - math.log(GRADIENT_ROOM)) / (1 + 1 / abs(power))
+
+
+def _sum_sites(terms: Tensor, diagram: Diagram) -> Tensor:
+    """Sums (b, s) over the sites of every class: (b, k)."""
+    if diagram.groups is None:
+        return terms
+    if diagram.class_major:
+        return terms.reshape(-1, diagram.num_classes, diagram.views).sum(-1)
+    return terms.new_zeros(terms.shape[0], diagram.num_classes).index_add(-1, diagram.groups, terms)

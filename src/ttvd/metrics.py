@@ -1,0 +1,199 @@
+"""Error, negative log-likelihood, Brier score and calibration error of probabilities (b, k) for labels (b,).
+
+`RunningMetrics` gives the numbers of a whole stream. All arithmetic is float64 on the CPU.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+# A probability of zero for the true class costs -log of this (87.3 nats) instead of infinity.
+_TINY = torch.finfo(torch.float32).tiny
+_SUMS = ("nll_sum", "brier_sum", "batch_ece_sum")
+_BINS = ("bin_count", "bin_confidence", "bin_correct")
+
+
+@dataclass(frozen=True, eq=False)
+class Reliability:
+    """What a reliability diagram draws: equal-width bins (lo, hi] over the largest probability.
+
+    All are (bins,) tensors. Mean confidence and accuracy of a bin without samples are NaN.
+    """
+
+    count: Tensor
+    confidence: Tensor
+    accuracy: Tensor
+
+
+def error(probs: Tensor, labels: Tensor) -> float:
+    """Return the share of samples whose most probable class is not the label.
+
+    >>> error(torch.tensor([[0.9, 0.1], [0.6, 0.4]]), torch.tensor([0, 1]))
+    0.5
+    """
+    return _measure(probs, labels).compute()["error"]
+
+
+def nll(probs: Tensor, labels: Tensor) -> float:
+    """Return the mean negative log-probability of the labels, in nats; at most 87.3 for a single sample.
+
+    >>> round(nll(torch.tensor([[0.5, 0.5], [1.0, 0.0]]), torch.tensor([1, 0])), 4)
+    0.3466
+    """
+    return _measure(probs, labels).compute()["nll"]
+
+
+def brier(probs: Tensor, labels: Tensor) -> float:
+    """Return the squared distance between probabilities and one-hot labels, summed over classes, in [0, 2].
+
+    >>> round(brier(torch.tensor([[0.9, 0.1], [0.5, 0.5]]), torch.tensor([0, 1])), 4)
+    0.26
+    """
+    return _measure(probs, labels).compute()["brier"]
+
+
+def ece(probs: Tensor, labels: Tensor, bins: int = 15) -> float:
+    """Return the expected calibration error: the count-weighted mean over bins of |confidence - accuracy|.
+
+    >>> round(ece(torch.tensor([[0.9, 0.1], [0.7, 0.3]]), torch.tensor([0, 1])), 4)
+    0.4
+    """
+    return _measure(probs, labels, bins).compute()["ece"]
+
+
+def reliability(probs: Tensor, labels: Tensor, bins: int = 15) -> Reliability:
+    """Return count, mean confidence and accuracy of each confidence bin.
+
+    >>> reliability(torch.tensor([[0.9, 0.1], [0.7, 0.3]]), torch.tensor([0, 1]), bins=4).count
+    tensor([0, 0, 1, 1])
+    """
+    return _measure(probs, labels, bins).reliability()
+
+
+class RunningMetrics:
+    """The metrics of a stream, kept as sums: constant memory, mergeable, the same in one piece or in rows.
+
+    `ece` is that of the whole stream. `batch_ece` is the mean of the batches' own ECEs, weighted by size, as
+    some papers report it: it is biased upwards (a perfectly calibrated predictor of mean confidence 0.8 gets
+    about 0.1 at batches of 64), so it serves to compare with those papers and for nothing else.
+
+    >>> metrics = RunningMetrics(bins=15)
+    >>> metrics.update(torch.tensor([0, 1]), probs=torch.tensor([[0.9, 0.1], [0.7, 0.3]]))
+    >>> {name: round(value, 4) for name, value in metrics.compute().items()}
+    {'error': 0.5, 'nll': 0.6547, 'brier': 0.5, 'ece': 0.4, 'batch_ece': 0.4, 'n': 2}
+    """
+
+    def __init__(self, bins: int = 15) -> None:
+        if bins < 1:
+            raise ValueError(f"bins must be at least 1, got {bins}")
+        self._sums = torch.zeros(len(_SUMS), dtype=torch.float64)
+        self._bins = torch.zeros(len(_BINS), bins, dtype=torch.float64)
+
+    def update(self, labels: Tensor, *, logits: Tensor | None = None, probs: Tensor | None = None) -> None:
+        """Add one batch, given as either logits or probabilities (log-probabilities count as logits)."""
+        if logits is not None and probs is None:
+            values = _check_logits(logits)
+        elif probs is not None and logits is None:
+            values = _check_probs(probs)
+        else:
+            raise TypeError("update expects exactly one of logits=... and probs=...")
+        labels = _check_labels(labels, *values.shape)
+        bins = _sum_bins(values, labels, self._bins.shape[1])
+        losses = -values.gather(1, labels[:, None]).clamp_min(_TINY).log()
+        distances = (values - torch.nn.functional.one_hot(labels, values.shape[1])).square()
+        sums = torch.stack([losses.sum(), distances.sum(), (bins[1] - bins[2]).abs().sum()])
+        self._sums, self._bins = self._sums + sums, self._bins + bins
+
+    def merge(self, other: "RunningMetrics") -> None:
+        """Add the samples that another object has seen."""
+        if (ours := self._bins.shape[1]) != (theirs := other._bins.shape[1]):
+            raise ValueError(f"cannot merge {theirs} bins into {ours}: use the same number of bins")
+        self._sums, self._bins = self._sums + other._sums, self._bins + other._bins
+
+    def compute(self) -> dict[str, float]:
+        """Return error, nll, brier, ece, batch_ece and n."""
+        n, correct = self._bins[[0, 2]].sum(dim=1).long().tolist()
+        if n == 0:
+            raise ValueError("no samples yet: call update before compute")
+        nll, brier, batch_ece = (self._sums / n).tolist()
+        ece = float((self._bins[1] - self._bins[2]).abs().sum()) / n
+        losses = {"error": (n - correct) / n, "nll": nll, "brier": brier}
+        return losses | {"ece": ece, "batch_ece": batch_ece, "n": n}
+
+    def reliability(self) -> Reliability:
+        """Return count, mean confidence and accuracy of each confidence bin."""
+        confidence, accuracy = self._bins[1:] / self._bins[0]
+        return Reliability(self._bins[0].long(), confidence, accuracy)
+
+    def state(self) -> dict[str, float | list[float]]:
+        """Return the sums as plain numbers and lists; JSON keeps them exactly."""
+        n, correct = self._bins[[0, 2]].sum(dim=1).long().tolist()
+        values = [*self._sums.tolist(), *self._bins.tolist()]
+        return {"n": n, "correct": correct, **dict(zip(_SUMS + _BINS, values, strict=True))}
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> Self:
+        """Return an object equal to the one that `state` was taken from."""
+        expected = {"n", "correct", *_SUMS, *_BINS}
+        if set(state) != expected:
+            raise ValueError(f"expected the keys {sorted(expected)}, got {sorted(state)}")
+        metrics = cls(bins=len(state["bin_count"]))
+        metrics._sums = torch.tensor([state[name] for name in _SUMS], dtype=torch.float64)
+        metrics._bins = torch.tensor([state[name] for name in _BINS], dtype=torch.float64)
+        if metrics._bins[[0, 2]].sum(dim=1).tolist() != [state["n"], state["correct"]]:
+            raise ValueError("n or correct is not the sum over the bins: the state is damaged")
+        return metrics
+
+
+def _measure(probs: Tensor, labels: Tensor, bins: int = 15) -> RunningMetrics:
+    metrics = RunningMetrics(bins)
+    metrics.update(labels, probs=probs)
+    return metrics
+
+
+def _sum_bins(probs: Tensor, labels: Tensor, bins: int) -> Tensor:
+    """Return (3, bins): count, summed confidence and number of correct predictions."""
+    confidence, prediction = probs.max(dim=1)
+    edges = torch.linspace(0, 1, bins + 1, dtype=torch.float64)
+    index = (torch.bucketize(confidence, edges) - 1).clamp(0, bins - 1)
+    rows = torch.stack([torch.ones_like(confidence), confidence, (prediction == labels).double()])
+    return torch.zeros(3, bins, dtype=torch.float64).index_add_(1, index, rows)
+
+
+def _check_scores(scores: Tensor, name: str) -> Tensor:
+    if scores.ndim != 2 or 0 in scores.shape or not scores.is_floating_point():
+        raise ValueError(f"{name} must be a floating (b, k) tensor, got {scores.dtype} {tuple(scores.shape)}")
+    return scores.detach().to("cpu", torch.float64)
+
+
+def _check_logits(logits: Tensor) -> Tensor:
+    values = _check_scores(logits, "logits")
+    if not values.amax(dim=1).isfinite().all():  # a single -inf stands for a probability of zero
+        raise ValueError("logits hold NaN, +inf or a row of -inf: the predictor has diverged")
+    return values.softmax(dim=1)
+
+
+def _check_probs(probs: Tensor) -> Tensor:
+    values = _check_scores(probs, "probs")
+    # Rounding every entry to 16 bits moves a row's sum by up to eps / 2: those types need a looser bound.
+    tolerance = max(1e-4, 2 * torch.finfo(probs.dtype).eps)
+    (low, high), off = values.aminmax(), (values.sum(dim=1) - 1).abs().max()
+    if not (low >= -tolerance and high <= 1 + tolerance and off <= tolerance):  # in this form NaN fails too
+        raise ValueError(
+            f"probs must be finite, in [0, 1] and sum to 1, got values in [{low:.4g}, {high:.4g}] and a row "
+            f"{off:.2g} away from 1: apply softmax, or pass logits=... to RunningMetrics.update"
+        )
+    return values.clamp(0, 1)
+
+
+def _check_labels(labels: Tensor, b: int, k: int) -> Tensor:
+    if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
+        raise TypeError(f"labels must be integers, got {labels.dtype}")
+    if labels.shape != (b,):
+        raise ValueError(f"labels must have shape ({b},), one for each row, got {tuple(labels.shape)}")
+    if not 0 <= labels.min() <= labels.max() < k:
+        raise ValueError(f"labels must lie in 0..{k - 1}, got {labels.min()} to {labels.max()}")
+    return labels.detach().to("cpu", torch.int64)

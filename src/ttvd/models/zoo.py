@@ -1,0 +1,64 @@
+"""The checkpoints that come with the package."""
+
+import difflib
+import os
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+
+from torch import nn
+
+from ttvd.models.checkpoint import Card, load_checkpoint
+from ttvd.models.sites import Sites
+
+_SITES = ".sites.safetensors"
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """A trained model, its sites where there are some, and the card that says where it comes from."""
+
+    model: nn.Module
+    sites: Sites | None
+    card: Card
+
+
+def _folder(folder: str | os.PathLike[str] | None) -> Path:
+    if folder is not None:
+        return Path(folder)
+    return Path(str(resources.files("ttvd.models") / "checkpoints"))
+
+
+def available(folder: str | os.PathLike[str] | None = None) -> list[str]:
+    """Names of the checkpoints in a folder, the package's own unless given.
+
+    Example:
+        >>> isinstance(available(), list)
+        True
+    """
+    files = sorted(_folder(folder).glob("*.safetensors"))
+    return [path.stem for path in files if not path.name.endswith(_SITES)]
+
+
+def load(name: str, folder: str | os.PathLike[str] | None = None) -> Source:
+    """Load a checkpoint by name, and its sites from ``<name>.sites.safetensors`` beside it.
+
+    Args:
+        name: One of :func:`available`.
+        folder: Where to look; the package's own checkpoints unless given.
+
+    Raises:
+        ValueError: No checkpoint has this name (the nearest names are given), or a file is damaged.
+    """
+    names = available(folder)
+    if name not in names:
+        near = difflib.get_close_matches(name, names, n=3, cutoff=0.4)
+        hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"there are: {names or 'none'}"
+        raise ValueError(f"no checkpoint is called {name!r}; {hint}")
+    path = _folder(folder) / f"{name}.safetensors"
+    model, card = load_checkpoint(path)
+    beside = path.with_name(name + _SITES)
+    sites = Sites.load(beside) if beside.is_file() else None
+    if sites is not None:
+        sites.check(model)
+    return Source(model, sites, card)

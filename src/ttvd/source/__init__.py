@@ -1,0 +1,11 @@
+"""What is done before deployment, with training data at hand: training, sites, temperatures."""
+
+from ttvd.source.evaluate import evaluate as evaluate
+from ttvd.source.recipe import Recipe as Recipe
+from ttvd.source.sites import SiteAccumulator as SiteAccumulator
+from ttvd.source.sites import estimate_sites as estimate_sites
+from ttvd.source.state import Epoch as Epoch
+from ttvd.source.temperature import calibrate as calibrate
+from ttvd.source.temperature import fit_temperature as fit_temperature
+from ttvd.source.train import History as History
+from ttvd.source.train import train as train

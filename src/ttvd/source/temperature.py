@@ -1,0 +1,154 @@
+"""Temperatures: how sharp the softmax of influences must be to mean a probability.
+
+Influences have arbitrary scales (with gamma = -0.8 and temperature 1 their softmax is nearly uniform), so the
+temperature of each structure is fitted once, on held-out source data.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ttvd.geometry import Diagram, view_scores
+from ttvd.models.sites import STRUCTURES, Sites, temperature_key
+from ttvd.models.split import split
+from ttvd.source.features import Data, iterate_batches, stream_features
+from ttvd.source.images import check_labels
+
+_HALVINGS = 60
+_DOUBLINGS = 60
+
+
+def fit_temperature(scores: Tensor, labels: Tensor) -> float:
+    """The temperature with the smallest negative log-likelihood of ``softmax(scores / tau)``.
+
+    The likelihood is concave in 1 / tau, so its only maximum is where the slope changes sign; that point is
+    bracketed and then halved, in float64.
+
+    Args:
+        scores: (n, k), the larger the likelier.
+        labels: True classes (n,).
+
+    Raises:
+        ValueError: There is no best temperature: the scores are not finite, all predictions are right (the
+            sharper the better), or the scores say nothing about the labels (the flatter the better).
+
+    Example:
+        >>> scores = torch.tensor([[1.0, 0.0], [1.0, 0.0], [1.0, 0.0], [1.0, 0.0]])
+        >>> tau = fit_temperature(scores, torch.tensor([0, 0, 0, 1]))  # three of four are right
+        >>> round(torch.tensor(1 / tau).sigmoid().item(), 6)
+        0.75
+    """
+    gaps = _compare_scores(scores, labels)
+    scale = gaps.std().item()
+    if not scale > 0 or _slope(gaps, 0.0) >= 0:
+        raise ValueError("no temperature fits: the scores do not favour the true classes")
+    low = high = 1 / scale
+    for _ in range(_DOUBLINGS):
+        if _slope(gaps, high) > 0:
+            break
+        low, high = high, 2 * high
+    else:
+        raise ValueError("no temperature fits: all predictions are right; use more held-out data")
+    while _slope(gaps, low) > 0:
+        low /= 2
+    for _ in range(_HALVINGS):
+        middle = math.sqrt(low * high)
+        low, high = (low, middle) if _slope(gaps, middle) > 0 else (middle, high)
+    return 1 / math.sqrt(low * high)
+
+
+def _compare_scores(scores: Tensor, labels: Tensor) -> Tensor:
+    """Scores in float64 less the score of the true class, which leaves the softmax as it is."""
+    if scores.ndim != 2 or len(scores) != len(labels):
+        shapes = f"{tuple(scores.shape)} and {tuple(labels.shape)}"
+        raise ValueError(f"expected scores (n, k) and labels (n,), got {shapes}")
+    check_labels(labels, scores.shape[1])
+    values = scores.detach().double()
+    if not bool(values.isfinite().all()):
+        raise ValueError("no temperature fits: the scores are not finite")
+    return values - values.gather(1, labels[:, None].long())
+
+
+def _slope(gaps: Tensor, inverse: float) -> float:
+    """Derivative of the mean negative log-likelihood by 1 / tau."""
+    return (F.softmax(gaps * inverse, 1) * gaps).sum(1).mean().item()
+
+
+def calibrate(
+    model: nn.Module,
+    sites: Sites,
+    data: Data,
+    *,
+    structures: Sequence[str] = STRUCTURES,
+    gammas: Sequence[float] = (-0.8,),
+    batch_size: int = 256,
+) -> Sites:
+    """Fit the temperature of every structure on held-out source data.
+
+    ``vd`` and ``pd`` look at the upright view alone, ``civd@g`` and ``cipd@g`` compare each view with its own
+    sites. The power diagrams are those of the head; a head of k outputs knows the upright view only.
+
+    Args:
+        model: The model that the sites were estimated with.
+        sites: Its sites.
+        data: Held-out source data in one of the forms of :func:`estimate_sites`.
+        structures: Any of ``vd``, ``civd``, ``pd``, ``cipd``.
+        gammas: Exponents for ``civd`` and ``cipd``; the paper's is -0.8.
+        batch_size: Images per forward pass.
+
+    Returns:
+        The sites with these temperatures added.
+    """
+    sites.check(model)
+    device = next(model.parameters()).device
+    rules = _make_rules(sites, split(model).linear, structures, gammas, device)
+    found: dict[str, list[Tensor]] = {key: [] for key in rules}
+    labels = []
+    batches = iterate_batches(data, batch_size)
+    for z, y in stream_features(model, batches, sites.views, sites.num_classes):
+        labels.append(y.cpu())
+        for key, rule in rules.items():
+            found[key].append(rule(z).cpu())
+    if not labels:
+        raise ValueError("there are no images to calibrate on")
+    target = torch.cat(labels)
+    return sites.with_temperatures(
+        {key: _fit_named(key, torch.cat(parts), target) for key, parts in found.items()}
+    )
+
+
+Rule = Callable[[Tensor], Tensor]
+
+
+@torch.no_grad()
+def _make_rules(
+    sites: Sites, head: nn.Linear, structures: Sequence[str], gammas: Sequence[float], device: torch.device
+) -> dict[str, Rule]:
+    """For each key of a temperature the function from features (v, b, d) to class scores (b, k)."""
+    joint = sites.views if head.out_features == sites.num_classes * sites.views else 1
+    upright = Diagram.from_linear(head.weight[::joint], None if head.bias is None else head.bias[::joint])
+    power = Diagram.from_linear(head.weight, head.bias, views=joint)
+    pairs = {"vd": (sites.diagram(1), 1), "civd": (sites.diagram(), sites.views), "pd": (upright, 1)}
+    pairs["cipd"] = (power, joint)
+    rules: dict[str, Rule] = {}
+    for structure in structures:
+        for gamma in gammas if structure in ("civd", "cipd") else (1.0,):
+            key = temperature_key(structure, gamma)
+            diagram, views = pairs[structure]
+            rules[key] = partial(_score, diagram.to(device), views, gamma)
+    return rules
+
+
+def _score(diagram: Diagram, views: int, gamma: float, z: Tensor) -> Tensor:
+    return view_scores(z[:views], diagram, gamma)
+
+
+def _fit_named(key: str, scores: Tensor, labels: Tensor) -> float:
+    try:
+        return fit_temperature(scores, labels)
+    except ValueError as error:
+        raise ValueError(f"cannot calibrate {key!r}: {error}") from error

@@ -1,0 +1,36 @@
+"""Shared by all tests."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+import torch
+
+_stubs: list[torch.library.Library] = []
+
+
+def _mend_torchvision() -> None:
+    """Declare torchvision's operators where its binary does not fit a CPU-only torch.
+
+    Importing torchvision, and with it timm and torchmetrics, fails there although nothing of the binary is used.
+    """
+    spec = importlib.util.find_spec("torchvision")
+    if spec is None or spec.origin is None:
+        return
+    try:
+        torch.ops.load_library(next(Path(spec.origin).parent.glob("_C*.so")))
+    except (OSError, StopIteration):
+        library = torch.library.Library("torchvision", "DEF")
+        for name in ("nms", "qnms"):
+            library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+        _stubs.append(library)
+
+
+_mend_torchvision()
+torch.set_num_threads(1)
+
+
+@pytest.fixture
+def generator() -> torch.Generator:
+    """A seeded generator."""
+    return torch.Generator().manual_seed(0)
