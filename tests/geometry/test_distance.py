@@ -121,6 +121,8 @@ def test_margin_of_one_site_and_beside_a_duplicate() -> None:
     z = torch.tensor([[1.0, 3.0], [5.0, 1.0]])
     without = margin(z, Diagram(sites[:2], weights[:2]))
     torch.testing.assert_close(margin(z, Diagram(sites, weights)), without)
+    buried = margin(z, Diagram(sites, weights), torch.tensor([2, 2]))
+    assert buried.tolist() == [-math.inf] * 2
 
 
 WRONG: dict[str, Callable[[], object]] = {

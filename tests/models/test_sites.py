@@ -35,7 +35,7 @@ def test_round_trip(tmp_path: Path) -> None:
 
 def test_load_refuses_damaged_and_foreign_files(tmp_path: Path) -> None:
     path = tmp_path / "a.safetensors"
-    with pytest.raises(FileNotFoundError, match="no ttvd.sites file"):
+    with pytest.raises(FileNotFoundError, match=r"no ttvd.sites file"):
         Sites.load(path)
     make_sites().save(path)
     whole = path.read_bytes()
@@ -47,7 +47,7 @@ def test_load_refuses_damaged_and_foreign_files(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no safetensors file"):
         Sites.load(path)
     save_file({"means": torch.zeros(1)}, path)
-    with pytest.raises(ValueError, match="not a ttvd.sites file: its kind is 'not given'"):
+    with pytest.raises(ValueError, match=r"not a ttvd.sites file: its kind is 'not given'"):
         Sites.load(path)
 
 
@@ -62,17 +62,17 @@ def test_load_refuses_newer_and_incomplete_files(tmp_path: Path) -> None:
     write_marked(path, tensors, **good)
     assert Sites.load(path).fingerprint == "x"
     write_marked(path, tensors, version="2", **good)
-    with pytest.raises(ValueError, match="version 2 .* reads up to 1; upgrade"):
+    with pytest.raises(ValueError, match=r"version 2 .* reads up to 1; upgrade"):
         Sites.load(path)
     write_marked(path, tensors, version="new", **good)
     with pytest.raises(ValueError, match="its version is 'new'"):
         Sites.load(path)
     write_marked(path, {"means": sites.means}, **good)
-    with pytest.raises(ValueError, match="not a valid ttvd.sites file: 'counts'"):
+    with pytest.raises(ValueError, match=r"not a valid ttvd.sites file: 'counts'"):
         Sites.load(path)
     for bad in ({"temperatures": "[1]"}, {"temperatures": "{"}, {"fraction": "all"}, {"fraction": "2"}):
         write_marked(path, tensors, **{**good, **bad})
-        with pytest.raises(ValueError, match="not a valid ttvd.sites file"):
+        with pytest.raises(ValueError, match=r"not a valid ttvd.sites file"):
             Sites.load(path)
 
 

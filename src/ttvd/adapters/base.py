@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ttvd.adapters.inputs import check_inputs
 from ttvd.models.norms import Statistics, Which, apply_statistics, following_stream, select_parameters
-from ttvd.models.split import SplitModel, shared_copy, split
+from ttvd.models.split import shared_copy
 
 State = dict[str, Tensor]
 Timing = Literal["before", "after"]
@@ -26,7 +26,7 @@ class Adapter(nn.Module):
     changes must be a parameter or a persistent buffer of fixed shape: saving, resetting and moving follow from that.
 
     Args:
-        model: The classifier, or its :class:`~ttvd.models.SplitModel`. It is left as it is.
+        model: The classifier; it is left as it is.
         statistics: Where its batch norms take their statistics from.
         parameters: Which of its parameters adapt; None for none.
 
@@ -38,24 +38,30 @@ class Adapter(nn.Module):
     """
 
     prediction: Timing = "before"
+    model: nn.Module
     kept: Tensor
 
     def __init__(self, model: nn.Module, *, statistics: Statistics, parameters: Which | None = None) -> None:
         super().__init__()
         if torch.is_inference_mode_enabled():
             raise RuntimeError("build the adapter outside torch.inference_mode(); it may be called inside")
-        given = split(model)
-        adapting = select_parameters(given.model, parameters, given.head_name) if parameters else set()
-        averages = _running_buffers(given.model) if statistics.momentum is not None else set()
-        self.model: SplitModel = shared_copy(given, {f"model.{name}" for name in adapting | averages})
-        self.model.model = apply_statistics(self.model.model, statistics)
-        self.model.eval()
-        self._averages = {f"model.model.{name}" for name in averages}
-        self.register_buffer("kept", torch.ones((), device=self.model.linear.weight.device), persistent=False)
+        adapting = select_parameters(model, parameters) if parameters else set()
+        averages = _running_buffers(model) if statistics.momentum is not None else set()
+        self.model = apply_statistics(shared_copy(model, adapting | averages), statistics).eval()
+        self._averages = {f"model.{name}" for name in averages}
+        self.register_buffer("kept", torch.ones((), device=self.anchor.device), persistent=False)
         self.validation: Literal["auto", "always", "never"] = "auto"
         self._initial: State | None = None
         self._seen_values = False
         self.register_state_dict_post_hook(_drop_frozen)  # type: ignore[no-untyped-call]
+
+    @property
+    def anchor(self) -> Tensor:
+        """A weight of the model: it tells on which device and in which type it computes."""
+        weight = next((p for p in self.model.parameters() if p.is_floating_point()), None)
+        if weight is None:
+            raise ValueError(f"{type(self.model).__name__} has no floating-point parameter")
+        return weight
 
     def output(self, x: Tensor) -> Tensor:
         """Logits (b, k) of the present state; changes nothing."""
@@ -144,11 +150,9 @@ class Adapter(nn.Module):
                 self._initial = self.snapshot()
 
     def _admit(self, x: Tensor) -> Tensor:
-        weight = self.model.linear.weight
-        on_cpu = isinstance(x, Tensor) and x.device.type == "cpu"
-        values = self.validation == "always" or (
-            self.validation == "auto" and (on_cpu or not self._seen_values)
-        )
+        weight = self.anchor
+        cheap = weight.device.type == "cpu" or not self._seen_values
+        values = self.validation == "always" or (self.validation == "auto" and cheap)
         check_inputs(x, device=weight.device, dtype=weight.dtype, values=values)
         self._seen_values = True
         return x.clone() if x.is_inference() else x

@@ -8,6 +8,7 @@ from ttvd.adapters.base import Adapter
 from ttvd.adapters.objectives import entropy
 from ttvd.adapters.registry import register
 from ttvd.models.norms import Statistics
+from ttvd.models.split import SplitModel, split
 
 
 @register(
@@ -42,11 +43,12 @@ class T3A(Adapter):
     """
 
     prediction = "after"
+    model: SplitModel
     features: Tensor
     entropies: Tensor
 
     def __init__(self, model: nn.Module, *, supports: int = 100) -> None:
-        super().__init__(model, statistics=Statistics.source())
+        super().__init__(split(model), statistics=Statistics.source())
         if supports < 1 and supports != -1:
             raise ValueError(f"supports must be at least 1, or -1 for all; got {supports}")
         self.supports = supports

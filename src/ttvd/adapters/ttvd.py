@@ -14,7 +14,7 @@ from ttvd.adapters.registry import register
 from ttvd.geometry import Diagram, agreement, distances, kept_fraction, view_scores
 from ttvd.models.norms import Statistics
 from ttvd.models.sites import Sites
-from ttvd.models.split import split
+from ttvd.models.split import SplitModel, split
 from ttvd.models.views import rotate
 
 Structure = Literal["vd", "civd", "pd", "cipd"]
@@ -64,6 +64,8 @@ class TTVD(GradientAdapter):
         prediction: Whether the returned logits precede or follow the update.
     """
 
+    model: SplitModel
+
     def __init__(
         self,
         model: nn.Module,
@@ -83,9 +85,10 @@ class TTVD(GradientAdapter):
         statistics: Statistics | None = None,
         prediction: Timing = "before",
     ) -> None:
-        sites.check(split(model))
+        parts = split(model)
+        sites.check(parts)
         super().__init__(
-            model,
+            parts,
             lr=lr,
             optimizer=optimizer,
             momentum=momentum,

@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
+from ttvd.models.split import split
+
 Which = Literal["norm", "features", "all"]
 _NORMS = (_BatchNorm, _InstanceNorm, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
 
@@ -173,14 +175,13 @@ def following_stream(model: nn.Module) -> Iterator[None]:
             layer.following = False
 
 
-def select_parameters(model: nn.Module, which: Which, head: str | None = None) -> set[str]:
+def select_parameters(model: nn.Module, which: Which) -> set[str]:
     """Names of the parameters that adapt.
 
     Args:
         model: The classifier.
-        which: ``"norm"`` the affine parameters of normalisation layers, ``"features"`` all but the head's,
-            ``"all"`` everything.
-        head: Dotted name of the head, for ``"features"``.
+        which: ``"norm"`` the affine parameters of normalisation layers, ``"features"`` all but those of the head
+            (as :func:`~ttvd.models.split` finds it), ``"all"`` everything.
 
     Raises:
         ValueError: Nothing is left to adapt.
@@ -191,7 +192,8 @@ def select_parameters(model: nn.Module, which: Which, head: str | None = None) -
         inside = {f"{prefix}.{leaf}" if prefix else leaf for prefix in norms for leaf in ("weight", "bias")}
         names &= inside
     elif which == "features":
-        names = {name for name in names if head is None or not name.startswith(f"{head}.")}
+        head = {id(p) for p in split(model).linear.parameters()}
+        names = {name for name, p in model.named_parameters() if id(p) not in head}
     elif which != "all":
         raise ValueError(f"parameters must be 'norm', 'features' or 'all', got {which!r}")
     if not names:

@@ -67,7 +67,8 @@ class SplitModel(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits of images; the same as the whole classifier's."""
-        return self.features_and_logits(x)[1]
+        logits: Tensor = self.model(x)
+        return logits
 
     def upright(self, views: int) -> "SplitModel":
         """The k-way classifier inside a label-augmented one of k * views outputs: the columns of the first view.

@@ -4,9 +4,9 @@ Gradients are summed by hand, in one buffer: the same code then runs alone and u
 stays the user's own object instead of a wrapper.
 """
 
+import atexit
 import os
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
@@ -72,26 +72,32 @@ def current_group() -> Group:
     return Group()
 
 
-@contextmanager
-def process_group(device: torch.device) -> Iterator[Group]:
-    """Join the group that torchrun announces (gloo on the CPU, NCCL on GPUs) and leave it afterwards.
+def join_group(device: torch.device) -> Group:
+    """Join the group that torchrun announces: gloo on the CPU, NCCL on GPUs.
 
-    A group that the caller has initialised is used and left alone.
+    It is left when the process ends and not before, because the meeting point of one launch serves only once.
+    A group that the caller has initialised is used as it is.
     """
-    joins = int(os.environ.get("WORLD_SIZE", "1")) > 1 and not dist.is_initialized()
-    if joins:
+    if _announced() > 1 and not dist.is_initialized():
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
-    try:
-        yield current_group()
-    finally:
-        if joins:
-            dist.destroy_process_group()
+        atexit.register(_leave_group)
+    return current_group()
+
+
+def _announced() -> int:
+    """How many processes the launcher says there are."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def _leave_group() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def local_device(model: nn.Module) -> torch.device:
     """Where this process computes: the model's device, or its own GPU when torchrun started several."""
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
-    if device.type == "cuda" and "LOCAL_RANK" in os.environ:
+    if device.type == "cuda" and _announced() > 1 and "LOCAL_RANK" in os.environ:
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)
     return device

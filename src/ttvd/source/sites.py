@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from ttvd.models.sites import Sites, fingerprint
 from ttvd.models.views import check_views
-from ttvd.source.distributed import Group, local_device, process_group
+from ttvd.source.distributed import Group, join_group, local_device
 from ttvd.source.features import Data, find_labels, iterate_batches, stream_features
 from ttvd.source.images import check_labels
 
@@ -120,10 +120,11 @@ def estimate_sites(
     """
     check_views(views)
     num_classes, indices = _choose(data, num_classes, fraction, seed)
-    with process_group(local_device(model)) as group:
-        batches = iterate_batches(data, batch_size, indices=indices, group=group)
-        sums = _sum_features(stream_features(model, batches, views, num_classes), num_classes, progress)
-        sums = _reduce(sums, (num_classes, views), group, local_device(model))
+    device = local_device(model)
+    group = join_group(device)
+    batches = iterate_batches(data, batch_size, indices=indices, group=group)
+    sums = _sum_features(stream_features(model, batches, views, num_classes), num_classes, progress)
+    sums = _reduce(sums, (num_classes, views), group, device)
     return Sites(sums.means().cpu(), sums.counts.cpu(), fingerprint(model), fraction)
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ttvd.source.augment import crop_and_flip, draw_crops
-from ttvd.source.distributed import Group, local_device, process_group
+from ttvd.source.distributed import Group, join_group, local_device
 from ttvd.source.images import check_images, check_labels, to_unit
 from ttvd.source.objectives import LOSSES, check_model
 from ttvd.source.recipe import Recipe
@@ -66,19 +66,19 @@ def train(
     check_model(model, recipe.objective, to_unit(images[:2].to(device)), int(labels.max()) + 1)
     if recipe.channels_last:
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # missing in torch's stubs
-    with process_group(device) as group:
-        group.broadcast(model)
-        training = Training(model, make_optimizer(model, recipe), recipe, _describe(images, labels))
-        epochs = training.resume(checkpoint) if checkpoint is not None else []
-        if len(set(done := group.gather(len(epochs), device))) > 1:
-            raise ValueError(f"the processes see different checkpoints, {done} epochs; use a shared folder")
-        data = (images.to(device), labels.to(device, torch.int64))
-        for number in range(len(epochs), recipe.epochs):
-            epochs.append(_train_epoch(training, data, number, group))
-            if group.rank == 0 and checkpoint is not None:
-                training.save(checkpoint, epochs)
-            if group.rank == 0 and progress is not None:
-                progress(epochs[-1])
+    group = join_group(device)
+    group.broadcast(model)
+    training = Training(model, make_optimizer(model, recipe), recipe, _describe(images, labels))
+    epochs = training.resume(checkpoint) if checkpoint is not None else []
+    if len(set(done := group.gather(len(epochs), device))) > 1:
+        raise ValueError(f"the processes see different checkpoints, {done} epochs; use a shared folder")
+    data = (images.to(device), labels.to(device, torch.int64))
+    for number in range(len(epochs), recipe.epochs):
+        epochs.append(_train_epoch(training, data, number, group))
+        if group.rank == 0 and checkpoint is not None:
+            training.save(checkpoint, epochs)
+        if group.rank == 0 and progress is not None:
+            progress(epochs[-1])
     model.eval()
     return History(tuple(epochs))
 
@@ -97,7 +97,7 @@ def make_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
 def _train_epoch(training: Training, data: tuple[Tensor, Tensor], number: int, group: Group) -> Epoch:
     recipe, (images, labels) = training.recipe, data
     started, device = time.perf_counter(), images.device
-    order, draws = (rows.to(device) for rows in _plan_epoch(recipe, len(images), number, group))
+    order, draws = (rows.to(device) for rows in plan_epoch(recipe, len(images), number, group))
     totals, rate = torch.zeros(2, device=device), recipe.lr
     training.model.train()
     with _seeded(device, _seed(recipe, number, 1 + group.rank)):
@@ -127,7 +127,7 @@ def _take_step(training: Training, x: Tensor, y: Tensor, rate: float, group: Gro
     return torch.stack([loss.detach(), accuracy])
 
 
-def _plan_epoch(recipe: Recipe, images: int, number: int, group: Group) -> tuple[Tensor, Tensor]:
+def plan_epoch(recipe: Recipe, images: int, number: int, group: Group) -> tuple[Tensor, Tensor]:
     """This process's share of every batch: image numbers (steps, share) and their crops (steps, share, 3).
 
     All processes draw the same numbers and then take their columns, so that the plan does not depend on how many

@@ -18,14 +18,12 @@ from typing import Final, Literal
 import torch
 from torch import Tensor
 
-from ttvd.data.corruptions import blur, digital, noise, weather
+from ttvd.data.corruptions import blur, digital, noise, spatter, weather
 from ttvd.data.corruptions.checks import check_choice, check_images, check_index, check_severity
 from ttvd.data.corruptions.constants import FIELDS, SOURCES, TABLES, Row
 from ttvd.data.corruptions.filters import round_down
-from ttvd.data.corruptions.frost import Source, frost_source
-from ttvd.data.corruptions.frost import frost as lay_frost
+from ttvd.data.corruptions.frost import Source, frost_source, lay_frost
 from ttvd.data.corruptions.random import Draws
-from ttvd.data.corruptions.spatter import spatter
 
 Corruption = Callable[[Tensor, Row, Draws], Tensor]
 
@@ -47,7 +45,7 @@ _FUNCTIONS: Final[Mapping[str, Corruption]] = {
     "jpeg_compression": digital.jpeg_compression,
     "speckle_noise": noise.speckle_noise,
     "gaussian_blur": blur.gaussian_blur,
-    "spatter": spatter,
+    "spatter": spatter.spatter,
     "saturate": digital.saturate,
 }
 """Every corruption, in the order of the columns of the published tables; the order numbers the random streams."""
@@ -96,7 +94,8 @@ def corrupt(
     size = max(1, (1 << 19 if images.device.type == "cpu" else 1 << 25) // max(1, images[0].numel()))
     for start in range(0, len(images), size):
         part = slice(start, start + size)
-        result = function(images[part].float(), row, draws[part]).clamp_(0, 1)
+        clean = images[part].detach().float().contiguous()
+        result = function(clean, row, draws[part]).clamp(0, 1)
         out[part] = round_down(result) if quantize else result
     return out
 

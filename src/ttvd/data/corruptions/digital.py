@@ -108,7 +108,8 @@ def _sample(x: Tensor, position: Tensor, repeat_edge: bool) -> Tensor:
     """Bilinear values at pixel positions (b, h, w, 2); borders mirror, with or without the edge pixel repeated."""
     size = position.new_tensor([x.shape[3], x.shape[2]])
     scaled = (2 * position + 1) / size - 1 if repeat_edge else 2 * position / (size - 1) - 1
-    return F.grid_sample(x, scaled, padding_mode="reflection", align_corners=not repeat_edge)
+    sampled: Tensor = F.grid_sample(x, scaled, padding_mode="reflection", align_corners=not repeat_edge)
+    return sampled
 
 
 def jpeg_compression(x: Tensor, row: Row, draws: Draws) -> Tensor:

@@ -52,7 +52,7 @@ def frost_source(frost: Source = "procedural") -> str:
     return f"published pictures from {package} {version(package)}"
 
 
-def frost(x: Tensor, row: Row, draws: Draws, source: Source = "procedural") -> Tensor:
+def lay_frost(x: Tensor, row: Row, draws: Draws, source: Source = "procedural") -> Tensor:
     """Lay a random part of a random sheet over each image."""
     image_weight, frost_weight, scale = row
     height, width = x.shape[-2:]

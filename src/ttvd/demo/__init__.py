@@ -1,0 +1,1 @@
+"""The demo: the library's main job on real digits that come with a dependency."""

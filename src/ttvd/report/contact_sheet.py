@@ -1,0 +1,69 @@
+"""Contact sheet: one image under every corruption and severity."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from torch import Tensor
+
+from ttvd.data.corruptions import CORRUPTIONS, EXTRA, corrupt
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+def contact_sheet(
+    image: Tensor,
+    path: str | Path | None = None,
+    *,
+    names: tuple[str, ...] = (*CORRUPTIONS, *EXTRA),
+    constants: Literal["cifar", "imagenet"] = "imagenet",
+    seed: int = 0,
+    frost: Literal["procedural", "pictures"] = "procedural",
+) -> Figure:
+    """Draw one image under corruptions (columns) at the severities 1 to 5 (rows).
+
+    Args:
+        image: A float image (c, h, w) in [0, 1] with 1 or 3 channels.
+        path: Where to save the figure, in the format of its suffix; None saves nothing.
+        names: Corruptions to draw, in order.
+        constants: Published table of constants.
+        seed: Seed of the random fields.
+        frost: Sheets of the frost.
+
+    Returns:
+        The figure, for further use.
+
+    Example:
+        >>> import torch
+        >>> figure = contact_sheet(torch.full((1, 8, 8), 0.5), names=("contrast", "brightness"))
+        >>> len(figure.axes)
+        10
+    """
+    from matplotlib.figure import Figure
+
+    if image.ndim != 3:
+        raise ValueError(f"image must have shape (c, h, w), got {tuple(image.shape)}; pass one image, not a batch")
+    figure = Figure(figsize=(len(names) * 1.1 + 0.4, 6.0), dpi=150)
+    axes = figure.subplots(5, len(names), squeeze=False, gridspec_kw={"wspace": 0.04, "hspace": 0.04})
+    for column, name in enumerate(names):
+        axes[0, column].set_title(name.replace("_", "\n"), fontsize=8)
+        for row in range(5):
+            changed = corrupt(image[None], name, row + 1, constants=constants, seed=seed, frost=frost)
+            draw_image(axes[row, column], changed[0])
+    for row in range(5):
+        axes[row, 0].set_ylabel(str(row + 1), fontsize=8, rotation=0, labelpad=8, va="center")
+    figure.subplots_adjust(left=0.25 / len(names), right=0.998, bottom=0.005, top=0.92)
+    if path is not None:
+        figure.savefig(path)
+    return figure
+
+
+def draw_image(ax: Axes, image: Tensor) -> Axes:
+    """Show a (c, h, w) image without ticks; grey images from black to white."""
+    pixels = image.detach().cpu().permute(1, 2, 0).squeeze(2) if image.shape[0] == 1 else image.permute(1, 2, 0)
+    ax.imshow(pixels.detach().cpu().numpy(), cmap="gray", vmin=0, vmax=1, interpolation="nearest")
+    ax.set(xticks=[], yticks=[])
+    return ax

@@ -1,0 +1,149 @@
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from ttvd.geometry import Diagram, point_scores, view_scores
+from ttvd.models.sites import Sites
+from ttvd.models.split import SplitModel, split
+from ttvd.models.views import rotate
+from ttvd.source.sites import estimate_sites
+from ttvd.source.temperature import calibrate, fit_temperature
+
+
+def noisy_scores(seed: int, n: int = 200, k: int = 5) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.randint(0, k, (n,), generator=generator)
+    scores = torch.randn(n, k, generator=generator) + 1.5 * F.one_hot(labels, k)
+    return scores, labels
+
+
+def nll(scores: Tensor, labels: Tensor, tau: float) -> float:
+    return F.cross_entropy(scores.double() / tau, labels).item()
+
+
+@settings(deadline=None, max_examples=25)
+@given(seed=st.integers(0, 10_000), exponent=st.integers(-12, 12))
+def test_fit_beats_a_fine_grid_at_any_scale(seed: int, exponent: int) -> None:
+    scores, labels = noisy_scores(seed)
+    scores = scores.double() * 10.0**exponent
+    tau = fit_temperature(scores, labels)
+    grid = [tau * math.exp(step) for step in torch.linspace(-0.2, 0.2, 81).tolist()]
+    values = [nll(scores, labels, value) for value in grid]
+    assert nll(scores, labels, tau) <= min(values) + 1e-12
+    assert abs(grid[values.index(min(values))] / tau - 1) < 0.006  # the grid's own spacing
+
+
+def test_fit_scales_with_the_scores_and_ignores_row_shifts() -> None:
+    scores, labels = noisy_scores(0)
+    tau = fit_temperature(scores, labels)
+    assert fit_temperature(scores.double() * 7, labels) == pytest.approx(7 * tau, rel=1e-6)
+    assert fit_temperature(scores.double() + 1e3 * torch.rand(200, 1), labels) == pytest.approx(tau, rel=1e-6)
+    assert fit_temperature(scores, labels) == tau
+
+
+def test_fit_recovers_the_temperature_that_made_the_labels() -> None:
+    generator = torch.Generator().manual_seed(0)
+    scores = torch.randn(20_000, 4, generator=generator)
+    labels = torch.multinomial(F.softmax(scores / 0.3, 1), 1, generator=generator)[:, 0]
+    assert fit_temperature(scores, labels) == pytest.approx(0.3, rel=0.05)
+
+
+def test_degenerate_scores_are_refused() -> None:
+    scores, labels = noisy_scores(0)
+    with pytest.raises(ValueError, match="all predictions are right; use more held-out data"):
+        fit_temperature(F.one_hot(labels, 5).float(), labels)
+    for useless in (-F.one_hot(labels, 5).float(), torch.zeros(200, 5)):
+        with pytest.raises(ValueError, match="do not favour the true classes"):
+            fit_temperature(useless, labels)
+    with pytest.raises(ValueError, match="not finite"):
+        fit_temperature(scores.where(scores < 1, torch.nan), labels)
+    with pytest.raises(
+        ValueError, match=r"expected scores \(n, k\) and labels \(n,\), got \(200, 5\) and \(3,\)"
+    ):
+        fit_temperature(scores, labels[:3])
+    with pytest.raises(ValueError, match="labels must run from 0 to 4"):
+        fit_temperature(scores, labels + 1)
+
+
+def make_world(
+    outputs: int = 12, bias: bool = True, views: int = 4
+) -> tuple[SplitModel, Sites, tuple[Tensor, Tensor]]:
+    """A linear classifier of noisy patterns, imperfect in every structure."""
+    generator = torch.Generator().manual_seed(0)
+    net = nn.Sequential(nn.Flatten(), nn.Linear(16, 6), nn.Tanh(), nn.Linear(6, outputs, bias=bias))
+    for parameter in net.parameters():
+        nn.init.normal_(parameter, 0, 0.5, generator=generator)
+    model = split(net)
+    labels = torch.arange(240) % 3
+    patterns = torch.rand(3, 1, 4, 4, generator=generator)
+    images = 0.35 * patterns[labels] + 0.65 * torch.rand(240, 1, 4, 4, generator=generator)
+    sites = estimate_sites(model, (images[:120], labels[:120]), views=views)
+    head = sites.means.reshape(-1, 6).float() if outputs == 3 * views else sites.means[:, 0].float()
+    with (
+        torch.no_grad()
+    ):  # a head that knows the classes, but not so well that a temperature cannot be fitted
+        model.linear.weight.copy_(4 * head + 0.1 * torch.randn(head.shape, generator=generator))
+    return (
+        model,
+        estimate_sites(model, (images[:120], labels[:120]), views=views),
+        (images[120:], labels[120:]),
+    )
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_calibrate_fits_every_structure(bias: bool) -> None:
+    model, sites, (images, labels) = make_world(bias=bias)
+    found = calibrate(model, sites, (images, labels), gammas=(-0.8, 1.0), batch_size=50)
+    assert set(found.temperatures) == {"vd", "pd", "civd@-0.8", "civd@1", "cipd@-0.8", "cipd@1"}
+    with torch.no_grad():
+        z = model.features(rotate(images, 4)).view(4, len(images), -1)
+        weight, offset = model.linear.weight, model.linear.bias if bias else None
+        joint = Diagram.from_linear(weight, offset, views=4)
+        upright = model.head(z[0])[:, ::4]
+    expected = {
+        "vd": point_scores(z[0], sites.diagram(1), 1.0),
+        "pd": upright,  # by the Lemma the head's power diagram is its softmax
+        "civd@-0.8": view_scores(z, sites.diagram(), -0.8),
+        "cipd@-0.8": view_scores(z, joint, -0.8),
+    }
+    for key, scores in expected.items():
+        assert found.temperatures[key] == pytest.approx(fit_temperature(scores, labels), rel=1e-3), key
+    assert torch.equal(found.means, sites.means)
+    assert dict(sites.temperatures) == {}
+
+
+def test_a_plain_head_knows_the_upright_view_alone() -> None:
+    model, sites, (images, labels) = make_world(outputs=3)
+    found = calibrate(model, sites, (images, labels), structures=("pd", "cipd"), gammas=(1.0,))
+    with torch.no_grad():
+        tau = fit_temperature(model(images), labels)
+    assert found.temperature("pd") == pytest.approx(tau, rel=1e-3)
+    assert found.temperature("cipd", 1.0) == pytest.approx(tau, rel=1e-3)
+
+
+def test_one_view_makes_the_cluster_diagram_the_plain_one() -> None:
+    model, sites, data = make_world(outputs=3, views=1)
+    found = calibrate(model, sites, data, structures=("vd", "civd"), gammas=(1.0,))
+    assert found.temperature("civd", 1.0) == pytest.approx(found.temperature("vd"), rel=1e-6)
+
+
+def test_calibrate_keeps_what_was_there_and_says_what_fails() -> None:
+    model, sites, data = make_world()
+    known = sites.with_temperatures({"pd": 9.0})
+    found = calibrate(model, known, data, structures=("vd",))
+    assert found.temperature("pd") == 9.0
+    with pytest.raises(ValueError, match="structure must be one of"):
+        calibrate(model, sites, data, structures=("svm",))
+    with pytest.raises(ValueError, match="its weights differ"):
+        calibrate(model, replace(sites, fingerprint="x"), data)
+    with pytest.raises(ValueError, match="no images to calibrate on"):
+        calibrate(model, sites, [])
+    wrong = (data[0], (data[1] + 1) % 3)
+    with pytest.raises(ValueError, match="cannot calibrate 'vd': no temperature fits"):
+        calibrate(model, sites, wrong, structures=("vd",))

@@ -1,0 +1,285 @@
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ttvd.models.resnet import ResNet
+from ttvd.models.rotation import RotationNet
+from ttvd.models.tensorfile import write_tensors
+from ttvd.source.augment import crop_and_flip, draw_crops
+from ttvd.source.distributed import Group
+from ttvd.source.evaluate import evaluate
+from ttvd.source.objectives import plain_loss, rotation_loss, sla_loss
+from ttvd.source.recipe import Recipe
+from ttvd.source.state import Epoch
+from ttvd.source.train import plan_epoch, train
+
+QUICK = Recipe(epochs=4, batch_size=32, lr=0.02, optimizer="adamw", schedule="cosine", padding=1, flip=False)
+
+
+def make_stripes(count: int = 192, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Three classes of noisy uint8 images told apart by the shape of a bright region, under every rotation."""
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.arange(count) % 3
+    images = torch.rand(count, 1, 8, 8, generator=generator) * 0.4
+    images[labels == 0, :, :3, 1:7] += 0.5
+    images[labels == 1, :, 1:4, 1:4] += 0.5
+    images[labels == 2, :, 5:, 3:] += 0.5
+    images[labels == 2, :, :2, 3:5] += 0.5
+    return (images * 255).to(torch.uint8), labels
+
+
+def make_model(outputs: int = 12, seed: int = 0, norm: str = "batch") -> ResNet:
+    generator = torch.Generator().manual_seed(seed)
+    return ResNet(outputs, in_channels=1, widths=(8, 16), blocks=(1, 1), norm=norm, generator=generator)
+
+
+def same_weights(a: nn.Module, b: nn.Module) -> bool:
+    first, second = a.state_dict(), b.state_dict()
+    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_sla_learns_classes_and_rotations() -> None:
+    model = make_model()
+    history = train(model, *make_stripes(), replace(QUICK, epochs=8))
+    test = make_stripes(96, seed=1)
+    assert evaluate(model, *test, views=1, head_views=4) > 0.95
+    assert evaluate(model, *test, views=4, head_views=4) > 0.95
+    assert history.epochs[-1].loss < 0.5 * history.epochs[0].loss
+    assert history.epochs[-1].accuracy > 0.8  # of the twelve joint labels
+    assert [epoch.number for epoch in history.epochs] == list(range(8))
+    assert not model.training
+
+
+@pytest.mark.parametrize("changes", [{}, {"optimizer": "sgd", "lr": 0.1, "schedule": "onecycle"}])
+def test_plain_training_learns(changes: dict[str, object]) -> None:
+    model = make_model(3)
+    recipe = replace(QUICK, objective="plain", epochs=8, **changes)  # type: ignore[arg-type]
+    train(model, *make_stripes(), recipe)
+    assert evaluate(model, *make_stripes(96, seed=1)) > 0.95
+
+
+def test_joint_training_teaches_both_heads() -> None:
+    net = RotationNet(make_model(3))
+    train(net, *make_stripes(), replace(QUICK, objective="rotation", epochs=6))
+    images, labels = make_stripes(96, seed=1)
+    assert evaluate(net, images, labels) > 0.95
+    turned = torch.rot90(images.float() / 255, 1, (-2, -1))
+    assert (net.forward_rotation(turned).argmax(1) == 1).float().mean() > 0.8
+
+
+@pytest.mark.parametrize("changes", [{"precision": "bf16"}, {"channels_last": True}])
+def test_precision_and_memory_layout_options(changes: dict[str, str | bool]) -> None:
+    model, recipe = make_model(3), replace(QUICK, objective="plain", **changes)  # type: ignore[arg-type]
+    train(model, *make_stripes(), recipe)
+    assert all(p.dtype == torch.float32 for p in model.parameters())
+    assert evaluate(model, *make_stripes(96, seed=1)) > 0.9
+
+
+class Table(nn.Module):
+    """Logits by the brightness of the pixel in the corner, so that losses can be worked out by hand."""
+
+    def __init__(self, outputs: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.linspace(-1, 1, outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x[:, 0, :1, 0] * self.weight
+
+    def forward_rotation(self, x: Tensor) -> Tensor:
+        return x[:, 0, 0, :1] * self.weight[:4]
+
+
+def test_losses_match_independent_loops() -> None:
+    x, y = torch.rand(5, 1, 3, 3), torch.tensor([0, 1, 2, 0, 1])
+    model = Table(12)
+    joint = torch.tensor(0.0)
+    rotation = torch.tensor(0.0)
+    for image, label in zip(x, y.tolist(), strict=True):
+        for turn in range(4):
+            turned = torch.rot90(image, turn, (-2, -1))[None]
+            joint = joint + F.cross_entropy(model(turned), torch.tensor([label * 4 + turn])) / 20
+            rotation = rotation + F.cross_entropy(model.forward_rotation(turned), torch.tensor([turn])) / 20
+    plain = F.cross_entropy(model(x), y)
+    torch.testing.assert_close(sla_loss(model, x, y)[0], joint)
+    torch.testing.assert_close(plain_loss(model, x, y)[0], plain)
+    torch.testing.assert_close(rotation_loss(model, x, y)[0], plain + rotation)
+
+
+class StopError(Exception):
+    """Stands for a kill."""
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_interrupted_training_gives_the_same_weights(tmp_path: Path, optimizer: str) -> None:
+    recipe = replace(QUICK, optimizer=optimizer, flip=True)
+    images, labels = make_stripes(96)
+
+    def dropping_model() -> nn.Module:
+        return nn.Sequential(make_model(12), nn.Dropout(0.1))
+
+    whole = dropping_model()
+    expected = train(whole, images, labels, recipe)
+    path = tmp_path / "state.safetensors"
+
+    def interrupt(epoch: Epoch) -> None:
+        if epoch.number == 1:
+            raise StopError
+
+    torch.manual_seed(123)
+    with pytest.raises(StopError):
+        train(dropping_model(), images, labels, recipe, checkpoint=path, progress=interrupt)
+    torch.manual_seed(456)
+    resumed = nn.Sequential(make_model(12, seed=9), nn.Dropout(0.1))
+    seen: list[Epoch] = []
+    history = train(resumed, images, labels, recipe, checkpoint=path, progress=seen.append)
+    assert same_weights(whole, resumed)
+    assert [epoch.number for epoch in seen] == [2, 3]
+    assert [(e.loss, e.lr) for e in history.epochs] == [(e.loss, e.lr) for e in expected.epochs]
+    finished = dropping_model()
+    assert len(train(finished, images, labels, recipe, checkpoint=path).epochs) == 4
+    assert same_weights(whole, finished)
+
+
+def test_training_depends_on_the_seed_alone_and_leaves_the_global_generator() -> None:
+    data, models = make_stripes(64), []
+    for seed, noise in ((0, 1), (0, 2), (1, 1)):
+        models.append(nn.Sequential(make_model(), nn.Dropout(0.1)))
+        torch.manual_seed(noise)
+        state = torch.get_rng_state()
+        train(models[-1], *data, replace(QUICK, epochs=1, seed=seed))
+        assert torch.equal(torch.get_rng_state(), state)
+    assert same_weights(models[0], models[1])
+    assert not same_weights(models[0], models[2])
+
+
+def test_resume_refuses_what_does_not_fit(tmp_path: Path) -> None:
+    path, data = tmp_path / "state.safetensors", make_stripes(64)
+    recipe = replace(QUICK, epochs=1)
+    train(make_model(), *data, recipe, checkpoint=path)
+    other = replace(recipe, lr=0.5, milestones=(3,))
+    with pytest.raises(ValueError, match=r"another recipe: lr \(stored 0.02, now 0.5\); milestones"):
+        train(make_model(), *data, other, checkpoint=path)
+    with pytest.raises(ValueError, match="other data: stored 64x1x8x8"):
+        train(make_model(), *make_stripes(96), recipe, checkpoint=path)
+    with pytest.raises(ValueError, match="other data"):
+        train(make_model(), data[0], data[1].flip(0), recipe, checkpoint=path)
+    with pytest.raises(ValueError, match="another model"):
+        train(make_model(norm="group"), *data, recipe, checkpoint=path)
+    path.write_bytes(path.read_bytes()[:-9])
+    with pytest.raises(ValueError, match="truncated"):
+        train(make_model(), *data, recipe, checkpoint=path)
+    write_tensors(path, {}, kind="ttvd.training", version=1, metadata={"data": "x"})
+    with pytest.raises(ValueError, match=r"not a valid ttvd\.training file"):
+        train(make_model(), *data, recipe, checkpoint=path)
+
+
+def test_train_refuses_wrong_input() -> None:
+    images, labels = make_stripes(8)
+    cases: list[tuple[nn.Module, Tensor, Tensor, Recipe, str]] = [
+        (make_model(), images, labels[:5], QUICK, "8 images and 5 labels"),
+        (make_model(), images.float(), labels, QUICK, r"in \[0, 1\], got values from .*first layer"),
+        (make_model(), images.int(), labels, QUICK, "uint8 or floating point, got torch.int32"),
+        (make_model(), images[0], labels, QUICK, r"\(b, c, h, w\)"),
+        (make_model(), images, labels - 1, QUICK, "labels must run from 0, got values from -1"),
+        (make_model(), images, labels.float(), QUICK, "labels must be integers"),
+        (make_model(3), images, labels, QUICK, r"at least 12 outputs \(classes x 4\), the model has 3"),
+        (make_model(2), images, labels, replace(QUICK, objective="plain"), "at least 3 outputs"),
+        (make_model(3), images, labels, replace(QUICK, objective="rotation"), "needs a second head"),
+        (make_model().requires_grad_(False), images, labels, QUICK, "no parameter that requires gradients"),
+    ]
+    for model, x, y, recipe, reason in cases:
+        with pytest.raises(ValueError, match=reason):
+            train(model, x, y, recipe)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"objective": "magic"}, "objective must be one of sla, plain, rotation, got 'magic'"),
+        ({"optimizer": "lion"}, "optimizer"),
+        ({"schedule": "linear"}, "schedule"),
+        ({"precision": "fp16"}, "precision"),
+        ({"epochs": 0}, "epochs must be at least 1"),
+        ({"batch_size": 0}, "batch_size"),
+        ({"lr": 0.0}, "lr must be positive"),
+        ({"lr": float("nan")}, "lr must be positive"),
+        ({"padding": -1}, "padding must be 0 or more"),
+    ],
+)
+def test_recipe_refuses(changes: dict[str, object], reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        Recipe(**changes)  # type: ignore[arg-type]
+
+
+def test_default_recipe_is_ttabs() -> None:
+    recipe = Recipe()
+    rates = [recipe.learning_rate(epoch * 390, 390) for epoch in (0, 74, 75, 124, 125, 149)]
+    assert rates == pytest.approx([0.1, 0.1, 0.01, 0.01, 0.001, 0.001])
+    assert (recipe.epochs, recipe.batch_size, recipe.momentum, recipe.weight_decay) == (150, 128, 0.9, 5e-4)
+
+
+@pytest.mark.parametrize("schedule", ["cosine", "onecycle"])
+def test_schedules_match_torch(schedule: str) -> None:
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.3)
+    theirs: torch.optim.lr_scheduler.LRScheduler
+    if schedule == "cosine":
+        theirs = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 60)
+    else:
+        theirs = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.3, total_steps=60, cycle_momentum=False)
+    recipe = Recipe(schedule=schedule, lr=0.3, epochs=6)
+    for step in range(60):
+        assert recipe.learning_rate(step, 10) == pytest.approx(optimizer.param_groups[0]["lr"], abs=1e-12)
+        optimizer.step()
+        if step < 59:
+            theirs.step()
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3, 4])
+def test_short_onecycle_is_positive(steps: int) -> None:
+    recipe = Recipe(schedule="onecycle", epochs=1)
+    assert all(0 < recipe.learning_rate(step, steps) <= recipe.lr for step in range(steps))
+
+
+def test_crops_match_a_loop(generator: torch.Generator) -> None:
+    images = torch.rand(16, 3, 6, 5, generator=generator)
+    draws = draw_crops(16, 2, True, generator)
+    assert draws[:, :2].amin() >= 0
+    assert draws[:, :2].amax() <= 4
+    assert draws[:, 2].unique().tolist() == [0, 1]
+    cut = crop_and_flip(images, draws, 2)
+    for image, (top, left, mirror), result in zip(images, draws.tolist(), cut, strict=True):
+        expected = F.pad(image, (2, 2, 2, 2))[:, top : top + 6, left : left + 5]
+        assert torch.equal(result, expected.flip(-1) if mirror else expected)
+    still = draw_crops(16, 0, False, generator)
+    assert torch.equal(crop_and_flip(images, still, 0), images)
+
+
+def test_evaluate_counts_and_restores_flags() -> None:
+    model = nn.Sequential(nn.Dropout(0.9), nn.Flatten())
+    images = torch.eye(4)[:, :, None, None]
+    assert evaluate(model, images, torch.tensor([0, 1, 2, 0]), batch_size=3) == 0.75
+    assert model.training
+    with pytest.raises(ValueError, match="trained on 1 views cannot judge 4"):
+        evaluate(model, images, torch.arange(4), views=4)
+    with pytest.raises(ValueError, match="4 images and 3 labels"):
+        evaluate(model, images, torch.arange(3))
+
+
+def test_processes_share_every_batch() -> None:
+    order, draws = plan_epoch(QUICK, 100, 2, Group())
+    assert order.shape == (3, 32)
+    assert draws.shape == (3, 32, 3)
+    assert len(order.unique()) == 96
+    shares = [plan_epoch(QUICK, 100, 2, Group(rank, 4)) for rank in range(4)]
+    for column in range(32):
+        share_order, share_draws = shares[column % 4]
+        assert torch.equal(share_order[:, column // 4], order[:, column])
+        assert torch.equal(share_draws[:, column // 4], draws[:, column])
+    assert not torch.equal(plan_epoch(QUICK, 100, 3, Group())[0], order)
+    assert plan_epoch(QUICK, 20, 0, Group(0, 3))[0].shape == (1, 6)  # fewer images than a batch
+    with pytest.raises(ValueError, match="batch of 32 images cannot be shared equally by 3 processes"):
+        plan_epoch(QUICK, 100, 0, Group(0, 3))
