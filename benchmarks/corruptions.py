@@ -4,9 +4,9 @@
     python benchmarks/corruptions.py --side 224 --images 16
     python benchmarks/corruptions.py --device cuda --side 32 --images 10000 --constants cifar
 
-Both use `--workers` cores: ours as torch threads, the reference as processes that share the images. Rounds alternate and
-the best counts, so that other load on the machine hits both alike. The reference knows the ImageNet constants only; with
-`--constants cifar`, on a device or without the package, our times stand alone.
+Both use `--workers` cores: ours as torch threads, the reference as processes that share the images. Rounds
+alternate and the best counts, so that other load on the machine hits both alike. The reference knows the ImageNet
+constants only; with `--constants cifar`, on a device or without the package, our times stand alone.
 """
 
 from __future__ import annotations
@@ -37,19 +37,26 @@ def main() -> None:
     options = {"severity": args.severity, "constants": args.constants}
     ours = {name: partial(corrupt, images, name, **options) for name in CORRUPTIONS}
     if args.device != "cpu" or args.constants != "imagenet" or find_spec("imagecorruptions") is None:
-        print_table({name: (time_best([run], args.rounds)[0], None) for name, run in ours.items()}, args.images)
+        print_table(
+            {name: (time_best([run], args.rounds)[0], None) for name, run in ours.items()}, args.images
+        )
         return
-    with ProcessPoolExecutor(args.workers, mp_context=get_context("spawn"), initializer=warm_reference) as pool:
+    with ProcessPoolExecutor(
+        args.workers, mp_context=get_context("spawn"), initializer=warm_reference
+    ) as pool:
         parts = np.array_split(pixels, args.workers)
-        rows = {}
+        rows: dict[str, tuple[float, float | None]] = {}
         for name, run in ours.items():
             reference = partial(run_reference, pool, parts, name, args.severity)
-            rows[name] = tuple(time_best([run, reference], args.rounds))
+            first, second = time_best([run, reference], args.rounds)
+            rows[name] = (first, second)
     print_table(rows, args.images)
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--side", type=int, default=32)
     parser.add_argument("--images", type=int, default=256)
     parser.add_argument("--severity", type=int, default=5)
@@ -94,7 +101,9 @@ def warm_reference() -> None:
 def corrupt_part(part: Bytes, name: str, severity: int) -> Bytes:
     import imagecorruptions
 
-    return np.stack([imagecorruptions.corrupt(image, corruption_name=name, severity=severity) for image in part])
+    return np.stack(
+        [imagecorruptions.corrupt(image, corruption_name=name, severity=severity) for image in part]
+    )
 
 
 def run_reference(pool: ProcessPoolExecutor, parts: list[Bytes], name: str, severity: int) -> None:

@@ -45,7 +45,9 @@ def contact_sheet(
     from matplotlib.figure import Figure
 
     if image.ndim != 3:
-        raise ValueError(f"image must have shape (c, h, w), got {tuple(image.shape)}; pass one image, not a batch")
+        raise ValueError(
+            f"image must have shape (c, h, w), got {tuple(image.shape)}; pass one image, not a batch"
+        )
     figure = Figure(figsize=(len(names) * 1.1 + 0.4, 6.0), dpi=150)
     axes = figure.subplots(5, len(names), squeeze=False, gridspec_kw={"wspace": 0.04, "hspace": 0.04})
     for column, name in enumerate(names):
@@ -63,7 +65,9 @@ def contact_sheet(
 
 def draw_image(ax: Axes, image: Tensor) -> Axes:
     """Show a (c, h, w) image without ticks; grey images from black to white."""
-    pixels = image.detach().cpu().permute(1, 2, 0).squeeze(2) if image.shape[0] == 1 else image.permute(1, 2, 0)
+    pixels = (
+        image.detach().cpu().permute(1, 2, 0).squeeze(2) if image.shape[0] == 1 else image.permute(1, 2, 0)
+    )
     ax.imshow(pixels.detach().cpu().numpy(), cmap="gray", vmin=0, vmax=1, interpolation="nearest")
     ax.set(xticks=[], yticks=[])
     return ax

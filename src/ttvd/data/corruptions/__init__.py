@@ -19,11 +19,12 @@ import torch
 from torch import Tensor
 
 from ttvd.data.corruptions import blur, digital, noise, spatter, weather
-from ttvd.data.corruptions.checks import check_choice, check_images, check_index, check_severity
+from ttvd.data.corruptions.checks import check_choice, check_images, check_index, check_range, check_severity
 from ttvd.data.corruptions.constants import FIELDS, SOURCES, TABLES, Row
 from ttvd.data.corruptions.filters import round_down
 from ttvd.data.corruptions.frost import Source, frost_source, lay_frost
 from ttvd.data.corruptions.random import Draws
+from ttvd.data.corruptions.threads import run_parts
 
 Corruption = Callable[[Tensor, Row, Draws], Tensor]
 
@@ -49,6 +50,9 @@ _FUNCTIONS: Final[Mapping[str, Corruption]] = {
     "saturate": digital.saturate,
 }
 """Every corruption, in the order of the columns of the published tables; the order numbers the random streams."""
+
+# A part of this many values stays in a core's cache, or fills a device without filling its memory.
+_VALUES_PER_PART: Final = {"cpu": 1 << 19, "cuda": 1 << 25}
 
 CORRUPTIONS: Final = tuple(_FUNCTIONS)[:15]
 EXTRA: Final = tuple(_FUNCTIONS)[15:]
@@ -91,12 +95,22 @@ def corrupt(
     number = list(_FUNCTIONS).index(name)
     draws = Draws.create(seed, check_index(index, len(images)), number, severity, images.device)
     out = torch.empty(images.shape, dtype=torch.float32, device=images.device)
-    size = max(1, (1 << 19 if images.device.type == "cpu" else 1 << 25) // max(1, images[0].numel()))
-    for start in range(0, len(images), size):
-        part = slice(start, start + size)
-        clean = images[part].detach().float().contiguous()
-        result = function(clean, row, draws[part]).clamp(0, 1)
-        out[part] = round_down(result) if quantize else result
+
+    def work(part: slice) -> None:
+        with torch.autocast(images.device.type, enabled=False):
+            clean = images[part].detach().float().contiguous()
+            check_range(clean)
+            result = function(clean, row, draws[part]).clamp(0, 1)
+            out[part] = round_down(result) if quantize else result
+
+    values = _VALUES_PER_PART.get(images.device.type, _VALUES_PER_PART["cuda"])
+    size = max(1, values // max(1, images.shape[1:].numel()))
+    parts = [slice(start, start + size) for start in range(0, len(images), size)]
+    if images.device.type == "cpu":
+        run_parts(work, parts)
+    else:
+        for part in parts:
+            work(part)
     return out
 
 

@@ -12,15 +12,17 @@ from torch import Tensor
 
 
 def check_images(images: Tensor) -> None:
-    """Raise unless `images` are floats (b, c, h, w) in [0, 1] of 8 x 8 or more with 1 or 3 channels."""
+    """Raise unless `images` are floats (b, c, h, w) of 8 x 8 or more with 1 or 3 channels."""
     if not isinstance(images, Tensor) or not images.is_floating_point():
         kind = images.dtype if isinstance(images, Tensor) else type(images).__name__
         raise TypeError(f"images must be a floating point tensor in [0, 1], got {kind}; divide bytes by 255")
     if images.ndim != 4 or images.shape[1] not in (1, 3) or min(images.shape[2:]) < 8:
         shape = tuple(images.shape)
         raise ValueError(f"images must have shape (b, 1 or 3, h, w) with h and w of 8 or more, got {shape}")
-    if len(images) == 0:
-        return
+
+
+def check_range(images: Tensor) -> None:
+    """Raise unless all values of `images` lie in [0, 1]."""
     low, high = (float(bound) for bound in torch.aminmax(images))
     # A NaN fails every comparison, so it is caught here too.
     if not (low >= 0 and high <= 1):

@@ -99,7 +99,7 @@ def _map_affine(grid: Tensor, reach: float, draws: Draws) -> Tensor:
     points = torch.tensor([width // 2, height // 2], device=grid.device) + square * signs
     moved = points + (draws.uniform(0, 3, 2).double() * 2 - 1) * reach
     one = torch.ones(len(draws), 3, 1, dtype=torch.float64, device=grid.device)
-    inverse = torch.linalg.solve(torch.cat([moved, one], dim=2), points.expand(len(draws), 3, 2))
+    inverse: Tensor = torch.linalg.solve(torch.cat([moved, one], dim=2), points.expand(len(draws), 3, 2))
     column, line, shift = inverse.float().view(-1, 3, 1, 1, 2).unbind(1)
     return grid[..., :1] * column + grid[..., 1:] * line + shift
 
@@ -108,8 +108,7 @@ def _sample(x: Tensor, position: Tensor, repeat_edge: bool) -> Tensor:
     """Bilinear values at pixel positions (b, h, w, 2); borders mirror, with or without the edge pixel repeated."""
     size = position.new_tensor([x.shape[3], x.shape[2]])
     scaled = (2 * position + 1) / size - 1 if repeat_edge else 2 * position / (size - 1) - 1
-    sampled: Tensor = F.grid_sample(x, scaled, padding_mode="reflection", align_corners=not repeat_edge)
-    return sampled
+    return F.grid_sample(x, scaled, padding_mode="reflection", align_corners=not repeat_edge)
 
 
 def jpeg_compression(x: Tensor, row: Row, draws: Draws) -> Tensor:

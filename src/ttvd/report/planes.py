@@ -1,0 +1,201 @@
+"""Pictures of feature planes: diagrams, the features on them, what is uncertain, what is kept, what moves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ttvd.geometry import Diagram, cells
+from ttvd.report.style import FAINT, INK, class_colour, lighten
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+Floats = npt.NDArray[np.float64]
+Labels = npt.NDArray[np.int64]
+Box = tuple[float, float, float, float]
+
+PALE, DEEP = 0.78, 0.42
+"""How much white is in the colour of a cell, and in the part of it that a filter keeps."""
+
+
+class Grid(NamedTuple):
+    """Values (r, r) at the points of a grid: a row for each y, a column for each x.
+
+    ``ttvd.geometry.grid_labels`` gives the three in this order.
+    """
+
+    values: npt.NDArray[np.float64] | npt.NDArray[np.int64]
+    xs: Floats
+    ys: Floats
+
+
+def plot_cells(diagram: Diagram, ax: Axes, *, box: Box) -> Axes:
+    """Fill the exact cells of a Voronoi or power diagram, each in the colour of its class.
+
+    Args:
+        diagram: Two-dimensional; with groups, the cells of a class share a colour.
+        ax: Axes to draw on.
+        box: (xmin, ymin, xmax, ymax) to show.
+
+    Example:
+        >>> import torch
+        >>> from matplotlib.figure import Figure
+        >>> ax = plot_cells(Diagram(torch.eye(2)), Figure().subplots(), box=(-1, -1, 2, 2))
+        >>> len(ax.patches)
+        2
+    """
+    from matplotlib.patches import Polygon
+
+    groups = range(diagram.num_sites) if diagram.groups is None else diagram.groups.tolist()
+    for label, polygon in zip(groups, cells(diagram, box), strict=True):
+        if len(polygon):
+            fill = lighten(class_colour(label), PALE)
+            ax.add_patch(Polygon(polygon, facecolor=fill, edgecolor="white", linewidth=1.6, zorder=0))
+    return _frame(ax, box)
+
+
+def plot_boundaries(diagram: Diagram, ax: Axes, *, box: Box, style: str = "-") -> Axes:
+    """Draw the exact walls between the cells of a diagram without groups.
+
+    Args:
+        diagram: Two-dimensional.
+        ax: Axes to draw on.
+        box: (xmin, ymin, xmax, ymax) to show.
+        style: Of the lines, as matplotlib names it.
+    """
+    from matplotlib.collections import PolyCollection
+
+    # A larger box keeps its own sides, which are no walls, out of the picture.
+    xmin, ymin, xmax, ymax = box
+    dx, dy = (xmax - xmin) / 10, (ymax - ymin) / 10
+    polygons = [polygon for polygon in cells(diagram, (xmin - dx, ymin - dy, xmax + dx, ymax + dy)) if len(polygon)]
+    ax.add_collection(PolyCollection(polygons, facecolors="none", edgecolors=INK, linewidths=1.3, linestyles=style))
+    return _frame(ax, box)
+
+
+def plot_regions(grid: Grid, ax: Axes, *, kept: npt.NDArray[np.bool_] | None = None) -> Axes:
+    """Fill the classes of a grid, whose walls may be curves; where a mask is given, what it keeps is deeper.
+
+    Args:
+        grid: Class of each point.
+        ax: Axes to draw on.
+        kept: (r, r) mask; None draws all points alike.
+    """
+    from matplotlib.colors import to_rgb
+
+    labels = grid.values.astype(np.int64)
+    count = int(labels.max()) + 1
+    table = np.array([[to_rgb(lighten(class_colour(k), share)) for k in range(count)] for share in (PALE, DEEP)])
+    depth = np.zeros_like(labels) if kept is None else kept.astype(np.int64)
+    ax.imshow(table[depth, labels], origin="lower", extent=_extent(grid), interpolation="nearest", zorder=0)
+    return _frame(ax, _box(grid))
+
+
+def plot_contours(grid: Grid, ax: Axes, *, style: str = "-") -> Axes:
+    """Draw the walls between the classes of a grid.
+
+    Args:
+        grid: Class of each point.
+        ax: Axes to draw on.
+        style: Of the lines, as matplotlib names it.
+    """
+    for label in np.unique(grid.values)[1:]:
+        inside = (grid.values == label).astype(np.float64)
+        ax.contour(grid.xs, grid.ys, inside, levels=[0.5], colors=INK, linewidths=1.1, linestyles=style, zorder=1)
+    return _frame(ax, _box(grid))
+
+
+def plot_entropy(grid: Grid, ax: Axes, *, classes: int) -> Axes:
+    """Shade the entropy of soft labels over the plane, from certain (dark) to undecided (bright).
+
+    Args:
+        grid: Entropy of each point in nats.
+        ax: Axes to draw on; a scale is put beside it.
+        classes: Their number; the brightest colour is the entropy log(classes) of a uniform label.
+    """
+    image = ax.imshow(
+        grid.values,
+        origin="lower",
+        extent=_extent(grid),
+        cmap="cividis",
+        vmin=0.0,
+        vmax=float(np.log(classes)),
+        interpolation="bilinear",
+        zorder=0,
+    )
+    scale = ax.figure.colorbar(image, ax=ax, location="bottom", fraction=0.05, pad=0.02, label="entropy (nats)")
+    scale.outline.set_visible(False)  # type: ignore[operator]
+    return _frame(ax, _box(grid))
+
+
+def plot_points(points: Floats, labels: Labels, ax: Axes, *, wrong: npt.NDArray[np.bool_] | None = None) -> Axes:
+    """Put features on the plane in the colours of their true classes; wrong ones get a dark ring.
+
+    Args:
+        points: (n, 2).
+        labels: (n,) true classes.
+        ax: Axes to draw on.
+        wrong: (n,) mask of those that were misclassified.
+    """
+    marked = np.zeros(len(labels), dtype=bool) if wrong is None else wrong
+    colours = np.array([class_colour(label) for label in labels])
+    # One bitmap instead of a path for each point keeps the files small.
+    fine = points[~marked]
+    ax.scatter(*fine.T, s=11, c=colours[~marked], alpha=0.75, linewidths=0, rasterized=True, zorder=2)
+    bad = points[marked]
+    ax.scatter(*bad.T, s=17, c=colours[marked], edgecolors=INK, linewidths=0.9, rasterized=True, zorder=3)
+    return ax
+
+
+def plot_sites(diagram: Diagram, ax: Axes, *, names: Sequence[str]) -> Axes:
+    """Put the sites on the plane, each with the name of its class.
+
+    Args:
+        diagram: Two-dimensional.
+        ax: Axes to draw on.
+        names: Of the classes.
+    """
+    groups = range(diagram.num_sites) if diagram.groups is None else diagram.groups.tolist()
+    for label, (x, y) in zip(groups, diagram.sites.tolist(), strict=True):
+        box = {"boxstyle": "circle,pad=0.18", "facecolor": class_colour(label), "edgecolor": "white"}
+        text = {"color": "white", "fontsize": 8, "fontweight": "bold", "ha": "center", "va": "center"}
+        ax.text(x, y, names[label], bbox=box, zorder=5, clip_on=True, **text)
+    return ax
+
+
+def plot_moves(before: Floats, after: Floats, labels: Labels, ax: Axes) -> Axes:
+    """Draw an arrow from where each feature was to where it is, in the colour of its true class.
+
+    Args:
+        before: (n, 2).
+        after: (n, 2).
+        labels: (n,) true classes.
+        ax: Axes to draw on.
+    """
+    colours = [class_colour(label) for label in labels]
+    step = after - before
+    scaling = {"angles": "xy", "scale_units": "xy", "scale": 1.0}
+    heads = {"width": 0.0045, "headwidth": 4.5, "headlength": 5.5, "headaxislength": 5.0}
+    ax.scatter(*before.T, s=9, c="white", edgecolors=colours, linewidths=0.8, zorder=2)
+    ax.quiver(*before.T, *step.T, color=colours, zorder=3, **scaling, **heads)
+    return ax
+
+
+def _extent(grid: Grid) -> Box:
+    return float(grid.xs[0]), float(grid.xs[-1]), float(grid.ys[0]), float(grid.ys[-1])
+
+
+def _box(grid: Grid) -> Box:
+    xmin, xmax, ymin, ymax = _extent(grid)
+    return xmin, ymin, xmax, ymax
+
+
+def _frame(ax: Axes, box: Box) -> Axes:
+    """Show the box, in true proportions and without ticks: the axes of learned features have no meaning."""
+    ax.set(xlim=(box[0], box[2]), ylim=(box[1], box[3]), xticks=[], yticks=[], aspect="equal")
+    ax.spines[:].set_color(FAINT)
+    return ax

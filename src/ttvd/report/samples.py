@@ -1,0 +1,54 @@
+"""Pictures of a single image: what it looks like, and how far it is from every class."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from ttvd.report.style import MUTED, RIGHT, WRONG
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+Floats = npt.NDArray[np.float64]
+
+
+def plot_image(pixels: Floats, ax: Axes) -> Axes:
+    """Show a grey image (h, w) in [0, 1] without ticks."""
+    ax.imshow(pixels, cmap="gray", vmin=0, vmax=1, interpolation="nearest")
+    ax.set(xticks=[], yticks=[])
+    ax.spines[:].set_visible(False)
+    return ax
+
+
+def plot_bars(values: Floats, ax: Axes, *, truth: int, chosen: int, names: Sequence[str], label: str) -> Axes:
+    """Draw a bar for each class: green for the true one, red for the chosen one where that is another.
+
+    Args:
+        values: (k,) distances or influences.
+        ax: Axes to draw on.
+        truth: The true class.
+        chosen: The predicted class.
+        names: Of the classes.
+        label: Of the values.
+
+    Example:
+        >>> from matplotlib.figure import Figure
+        >>> ax = Figure().subplots()
+        >>> names = ["cat", "dog"]
+        >>> len(plot_bars(np.array([1.0, 2.0]), ax, truth=0, chosen=1, names=names, label="distance").patches)
+        2
+    """
+    places = np.arange(len(values))
+    colours = [MUTED] * len(values)
+    colours[chosen] = WRONG
+    colours[truth] = RIGHT
+    ax.bar(places, values, color=colours, width=0.72)
+    ax.set_xticks(places, names)
+    ax.set(ylabel=label, xlim=(-0.6, len(values) - 0.4))
+    ax.spines[["top", "right"]].set_visible(False)
+    ax.tick_params(axis="x", length=0)
+    return ax

@@ -1,0 +1,189 @@
+"""What reaches an adapter from outside: inputs, states, parameters, devices."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import ttvd
+from ttvd.models.fingerprint import fingerprint
+
+
+def make_net(outputs: int = 3) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, outputs)
+    )
+
+
+def images(b: int = 4) -> Tensor:
+    return torch.rand(b, 1, 8, 8, generator=torch.Generator().manual_seed(b))
+
+
+@pytest.mark.parametrize(
+    ("batch", "error", "message"),
+    [
+        (images() * 255, ValueError, "0..255 images by 255"),
+        ((images() * 255).byte(), TypeError, r"x.float\(\) / 255"),
+        (images() - 0.5, ValueError, r"\[0, 1\]"),
+        (images().double(), TypeError, r"x.to\(torch.float32\)"),
+        (images()[:0], ValueError, "b >= 1"),
+        (images()[0, 0, 0], ValueError, r"batch \(b, ...\)"),
+        (images().numpy(), TypeError, "torch.as_tensor"),
+        (images().to("meta"), ValueError, "the model is on cpu"),
+    ],
+)
+@pytest.mark.parametrize("name", ["tent", "bn", "t3a"])
+def test_batches_that_cannot_be_meant(name: str, batch: Tensor, error: type[Exception], message: str) -> None:
+    adapter = ttvd.create(name, make_net())
+    adapter(images())
+    before = adapter.snapshot()
+    with pytest.raises(error, match=message):
+        adapter(batch)
+    assert all(torch.equal(before[key], value) for key, value in adapter.snapshot().items())
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_bad_pixels_are_named_by_sample(value: float) -> None:
+    batch = images().clone()
+    batch[2, 0, 1, 1] = value
+    with pytest.raises(ValueError, match=r"samples \[2\]"):
+        ttvd.create("tent", make_net())(batch)
+
+
+def test_values_can_be_left_unchecked_and_still_do_no_harm() -> None:
+    adapter, clean = ttvd.create("tent", make_net()), ttvd.create("tent", make_net())
+    adapter.validation = "never"
+    adapter(images() * float("nan"))
+    assert torch.equal(adapter(images()), clean(images()))
+
+
+def test_autocast_is_welcome() -> None:
+    adapter = ttvd.create("tent", make_net())
+    with torch.autocast("cpu", torch.bfloat16):
+        out = adapter(images())
+    assert out.isfinite().all()
+    assert all(value.dtype == torch.float32 for value in adapter.snapshot().values())
+
+
+def test_inputs_that_are_no_images() -> None:
+    net = nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Linear(4, 3))
+    assert ttvd.create("tent", net)(torch.randn(6, 5) * 100).shape == (6, 3)
+
+
+def test_a_foreign_state_is_refused_and_changes_nothing() -> None:
+    tent, other = ttvd.create("tent", make_net()), ttvd.create("tent", make_net(), optimizer="sgd")
+    before = tent.snapshot()
+    with pytest.raises(ValueError, match="same model, method and parameters"):
+        tent.load_state_dict(other.state_dict())
+    assert all(torch.equal(before[key], value) for key, value in tent.snapshot().items())
+
+
+def test_state_dict_holds_what_changes_and_nothing_else() -> None:
+    adapter = ttvd.create("tent", make_net())
+    names = set(adapter.state_dict())
+    assert names == set(adapter.snapshot())
+    assert {name for name in names if name.startswith("model.")} == {"model.1.weight", "model.1.bias"}
+    nested = nn.ModuleDict({"inner": adapter})
+    assert set(nested.state_dict()) == {f"inner.{name}" for name in names}
+
+
+def test_moving_the_adapter_moves_what_reset_needs() -> None:
+    adapter = ttvd.create("tent", make_net())
+    first = adapter(images())
+    adapter.double()
+    adapter.reset()
+    assert torch.allclose(adapter(images().double()), first.double(), atol=1e-5)
+
+
+def test_building_inside_inference_mode_says_what_to_do() -> None:
+    with torch.inference_mode(), pytest.raises(RuntimeError, match="outside"):
+        ttvd.create("tent", make_net())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"steps": 0}, "steps"),
+        ({"prediction": "during"}, "'before' or 'after'"),
+        ({"lr": -1.0}, "lr"),
+        ({"optimizer": "rmsprop"}, "'sgd' or 'adam'"),
+        ({"learning_rate": 1.0}, "no parameter 'learning_rate'"),
+        ({"step": 2}, "did you mean 'steps'"),
+    ],
+)
+def test_parameters_are_checked_before_the_first_batch(arguments: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ttvd.create("tent", make_net(), **arguments)
+
+
+def test_misspelt_method() -> None:
+    with pytest.raises(ValueError, match="did you mean tent"):
+        ttvd.create("tentt", make_net())
+
+
+def test_a_name_is_registered_once() -> None:
+    method = ttvd.methods()["tent"]
+    add = ttvd.register("tent", summary="", paper="", updates="", forwards=1, backwards=1)
+    with pytest.raises(ValueError, match="registered already"):
+        add(method.adapter)
+
+
+def test_more_steps_go_further_and_after_differs_from_before() -> None:
+    one, two = ttvd.create("tent", make_net(), lr=0.1), ttvd.create("tent", make_net(), lr=0.1, steps=2)
+    after = ttvd.create("tent", make_net(), lr=0.1, prediction="after")
+    first = one(images())
+    assert torch.equal(after(images()), two(images()))
+    assert not torch.equal(first, two(images()))
+
+
+class TestSites:
+    """Methods with sites refuse what does not fit."""
+
+    def sites(self, net: nn.Module, classes: int = 3, dim: int = 144) -> ttvd.Sites:
+        means = torch.randn(classes, 4, dim, generator=torch.Generator().manual_seed(0)).double()
+        return ttvd.Sites(
+            means, torch.ones(classes, 4).long(), fingerprint(net), temperatures={"cipd@1": 4.0}
+        )
+
+    def test_missing(self) -> None:
+        with pytest.raises(ValueError, match="ttvd needs sites"):
+            ttvd.create("ttvd", make_net())
+
+    def test_of_another_model(self) -> None:
+        net = make_net(12)
+        sites = self.sites(net)
+        net[0].weight.data.add_(1.0)  # type: ignore[operator, union-attr]
+        with pytest.raises(ValueError, match="weights differ"):
+            ttvd.TTVD(net, sites)
+
+    def test_of_another_number_of_classes_or_dimensions(self) -> None:
+        net = make_net(12)
+        with pytest.raises(ValueError, match="5 classes"):
+            ttvd.TTVD(net, self.sites(net, classes=5))
+        with pytest.raises(ValueError, match="7 dimensions"):
+            ttvd.TTVD(net, self.sites(net, dim=7))
+
+    def test_without_a_temperature(self) -> None:
+        net = make_net(12)
+        with pytest.raises(ValueError, match=r"civd@-0.8.*calibrate"):
+            ttvd.create("civd", net, sites=self.sites(net))
+        assert ttvd.create("civd", net, sites=self.sites(net), tau=0.1)(images()).shape == (4, 3)
+
+    def test_images_that_are_not_square(self) -> None:
+        net = nn.Sequential(
+            nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.AdaptiveAvgPool2d(6), nn.Flatten(), nn.Linear(144, 12)
+        )
+        with pytest.raises(ValueError, match="square"):
+            ttvd.TTVD(net, self.sites(net))(torch.rand(2, 1, 8, 10))
+
+    @pytest.mark.parametrize(("key", "value"), [("structure", "xyz"), ("objective", "xyz"), ("tau", 0.0)])
+    def test_impossible_parameters(self, key: str, value: object) -> None:
+        net = make_net(12)
+        with pytest.raises(ValueError, match=key):
+            ttvd.create("ttvd", net, sites=self.sites(net), **{key: value})
+
+    def test_a_head_without_bias_and_a_single_class(self) -> None:
+        net = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Linear(8, 4, bias=False))
+        out = ttvd.TTVD(net, self.sites(net, classes=1, dim=8))(images())
+        assert out.shape == (4, 1)
+        assert out.isfinite().all()

@@ -1,0 +1,166 @@
+"""Every registered method runs through the conformance suite by itself; and the suite can fail."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import ttvd
+from ttvd.adapters import Adapter, GradientAdapter, Step
+from ttvd.check import CHECKS, ConformanceError
+from ttvd.models.fingerprint import fingerprint
+from ttvd.models.norms import Statistics
+from ttvd.models.resnet import ResNet
+
+TEMPERATURES = {"vd": 1.0, "pd": 1.0, "civd@-0.8": 0.05, "cipd@-0.8": 0.05, "civd@1": 1.0, "cipd@1": 4.0}
+
+
+def make_net(norm: str, outputs: int) -> ResNet:
+    generator = torch.Generator().manual_seed(0)
+    return ResNet(
+        outputs, in_channels=1, widths=(8, 8), blocks=(1, 1), norm=norm, bias=True, generator=generator
+    )
+
+
+def make_sites(net: nn.Module) -> ttvd.Sites:
+    generator = torch.Generator().manual_seed(1)
+    means = torch.randn(3, 4, 8, generator=generator).double()
+    return ttvd.Sites(means, torch.ones(3, 4).long(), fingerprint(net), temperatures=TEMPERATURES)
+
+
+def make_batches() -> list[Tensor]:
+    return list(torch.rand(3, 6, 1, 8, 8, generator=torch.Generator().manual_seed(2)))
+
+
+@pytest.mark.parametrize("norm", ["batch", "group"])
+@pytest.mark.parametrize("name", list(ttvd.methods()))
+def test_registered_methods_keep_every_promise(name: str, norm: str) -> None:
+    needs_sites = "sites" in ttvd.methods()[name].needs
+    net = make_net(norm, 12 if needs_sites else 3)
+    sites = make_sites(net) if needs_sites else None
+    checked = ttvd.check_adapter(lambda: ttvd.create(name, net, sites=sites), net, make_batches())
+    assert len(checked) == len(CHECKS)
+
+
+@pytest.mark.parametrize("name", [name for name, method in ttvd.methods().items() if "sites" in method.needs])
+def test_geometric_methods_on_a_head_without_rotations(name: str) -> None:
+    net = make_net("batch", 3)
+    sites = make_sites(net)
+    ttvd.check_adapter(lambda: ttvd.create(name, net, sites=sites), net, make_batches())
+
+
+@pytest.mark.parametrize(
+    "statistics", [Statistics(momentum=0.1), Statistics(prior=0.5), Statistics(count=4), Statistics.source()]
+)
+def test_norm_policies_keep_every_promise(statistics: Statistics) -> None:
+    net = make_net("batch", 3)
+    ttvd.check_adapter(lambda: ttvd.create("tent", net, statistics=statistics), net, make_batches())
+
+
+class Sound(GradientAdapter):
+    """Nothing wrong with it: the base of the broken ones below."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__(model, lr=0.01)
+        self.calls = 0
+
+    def loss(self, x: Tensor) -> Step:
+        logits = self.output(x)
+        return Step(logits, logits.square().mean(), torch.ones_like(self.kept))
+
+
+class Forgetful(Sound):
+    """Keeps a count outside of its state."""
+
+    def loss(self, x: Tensor) -> Step:
+        self.calls += 1
+        out, loss, kept = super().loss(x)
+        return Step(out + self.calls, loss, kept)
+
+
+class Careless(Sound):
+    """Learns while predicting."""
+
+    def output(self, x: Tensor) -> Tensor:
+        for p in self.model.parameters():
+            p.data.add_(0.01)
+        return super().output(x)
+
+
+class Intrusive(Sound):
+    """Changes the model that it was given."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__(model)
+        self.theirs = [model]
+
+    def loss(self, x: Tensor) -> Step:
+        with torch.no_grad():
+            next(self.theirs[0].parameters()).add_(0.1)
+        return super().loss(x)
+
+
+class Random(Sound):
+    """Draws from the global generator."""
+
+    def loss(self, x: Tensor) -> Step:
+        out, loss, kept = super().loss(x)
+        return Step(out + torch.rand(()), loss, kept)
+
+
+class Hoarding(Sound):
+    """Keeps every batch."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__(model)
+        self.hoard: list[Tensor] = []
+
+    def loss(self, x: Tensor) -> Step:
+        self.hoard.append(x.clone())
+        return super().loss(x)
+
+
+class Scribbling(Sound):
+    """Writes into its input."""
+
+    def loss(self, x: Tensor) -> Step:
+        x.mul_(0.5)
+        return super().loss(x)
+
+
+class Fragile(Sound):
+    """Divides by the spread of the batch."""
+
+    def loss(self, x: Tensor) -> Step:
+        out, loss, kept = super().loss(x)
+        return Step(out / x.std((1, 2, 3))[:, None], loss, kept)
+
+
+def test_a_sound_method_passes() -> None:
+    net = make_net("batch", 3)
+    ttvd.check_adapter(lambda: Sound(net), net, make_batches())
+
+
+@pytest.mark.parametrize(
+    ("broken", "promise"),
+    [
+        (Forgetful, "after reset"),
+        (Careless, r"reset|predict"),
+        (Intrusive, r"user's model|identical"),
+        (Random, r"reset|random generator"),
+        (Hoarding, "memory must not grow"),
+        (Scribbling, "input must not be modified"),
+        (Fragile, "all 0.0 must be survived"),
+    ],
+)
+def test_a_broken_promise_is_named(broken: Callable[[nn.Module], Adapter], promise: str) -> None:
+    net = make_net("batch", 3)
+    with pytest.raises(ConformanceError, match=promise):
+        ttvd.check_adapter(lambda: broken(net), net, make_batches())
+
+
+def test_too_few_batches_are_refused() -> None:
+    net = make_net("batch", 3)
+    with pytest.raises(ValueError, match="three batches"):
+        ttvd.check_adapter(lambda: Sound(net), net, make_batches()[:2])

@@ -1,0 +1,145 @@
+import pytest
+import torch
+from torch import Tensor, nn
+
+import ttvd
+from ttvd.models.resnet import ResNet
+from ttvd.models.split import evaluating, shared_copy, split
+
+
+class Unordered(nn.Module):
+    """Registers its head first, so that only watching it run finds the head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.classify = nn.Linear(5, 3)
+        self.embed = nn.Linear(4, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.classify(torch.relu(self.embed(x.flatten(1))))  # type: ignore[no-any-return]
+
+
+class Scaled(nn.Module):
+    """Does something after its last linear layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * self.fc(x.flatten(1))  # type: ignore[no-any-return]
+
+
+def test_head_is_found_by_running_the_model() -> None:
+    net, x = Unordered(), torch.rand(6, 1, 2, 2)
+    parts = split(net, x)
+    assert parts.head_name == "classify"
+    assert torch.equal(parts.head(parts.features(x)), net(x))
+    z, logits = parts.features_and_logits(x)
+    assert z.shape == (6, 5)
+    assert torch.equal(logits, parts(x))
+
+
+def test_without_an_example_a_wrong_guess_is_caught_at_the_first_use() -> None:
+    parts = split(Unordered())
+    assert parts.head_name == "embed"
+    with pytest.raises(ValueError, match="Pass head="):
+        parts.features(torch.rand(2, 1, 2, 2))
+    assert split(Unordered(), head="classify").features(torch.rand(2, 1, 2, 2)).shape == (2, 5)
+
+
+def test_timm_convention_needs_no_example() -> None:
+    net = ResNet(4, in_channels=1, widths=(4,), blocks=(1,), bottleneck=2)
+    assert split(net).head_name == "fc"
+
+
+@pytest.mark.parametrize("name", ["resnet18", "vit_tiny_patch16_224", "efficientnet_lite0"])
+def test_timm_models(name: str) -> None:
+    timm = pytest.importorskip("timm")
+    size = 224 if "vit" in name else 32
+    x = torch.rand(2, 3, size, size)
+    net = timm.create_model(name, num_classes=7).eval()
+    parts = split(net, x)
+    assert torch.allclose(parts.head(parts.features(x)), net(x), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (Scaled(), "differs from model"),
+        (nn.Sequential(nn.Flatten(), nn.ReLU()), "no nn.Linear"),
+        (nn.Sequential(nn.Conv2d(1, 3, 1)), "no nn.Linear"),
+    ],
+)
+def test_what_cannot_be_split_is_refused(model: nn.Module, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        split(model, torch.rand(2, 1, 2, 2))
+
+
+def test_unknown_head_name_lists_the_layers() -> None:
+    with pytest.raises(ValueError, match="embed"):
+        split(Unordered(), head="fc")
+
+
+def test_output_must_be_logits() -> None:
+    class Pair(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(4, 3)
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            return self.fc(x.flatten(1)), x
+
+    with pytest.raises(ValueError, match=r"\(b, k\), got tuple"):
+        split(Pair(), torch.rand(2, 1, 2, 2))
+
+
+def test_split_leaves_flags_and_hooks_alone() -> None:
+    net = nn.Sequential(nn.Flatten(), nn.Dropout(), nn.Linear(4, 3)).train()
+    net[1].eval()
+    split(net, torch.rand(2, 1, 2, 2)).features(torch.rand(2, 1, 2, 2))
+    assert [m.training for m in net.modules()] == [True, True, False, True]
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in net.modules())
+
+
+def test_flags_are_restored_after_an_error() -> None:
+    net = nn.Sequential(nn.Dropout(), nn.Linear(2, 2)).train()
+
+    def fail() -> None:
+        with evaluating(net):
+            assert not net[0].training
+            net(torch.zeros(1, 3))
+
+    with pytest.raises(RuntimeError, match="shapes"):
+        fail()
+    assert net[0].training
+
+
+def test_upright_takes_the_columns_of_the_first_view() -> None:
+    net, x = nn.Sequential(nn.Flatten(), nn.Linear(4, 12)), torch.rand(5, 1, 2, 2)
+    parts = split(net, x)
+    assert torch.allclose(parts.upright(4)(x), net(x)[:, ::4])
+    assert net[1].out_features == 12
+    with pytest.raises(ValueError, match="5 views"):
+        parts.upright(5)
+
+
+def test_shared_copy_owns_what_is_named_and_shares_the_rest() -> None:
+    net = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    copy = shared_copy(net, {"1.weight", "1.running_mean"})
+    assert copy[0].weight.data_ptr() == net[0].weight.data_ptr()
+    assert not copy[0].weight.requires_grad
+    assert net[0].weight.requires_grad
+    assert copy[1].weight.data_ptr() != net[1].weight.data_ptr()
+    assert copy[1].weight.requires_grad
+    assert copy[1].running_mean.data_ptr() != net[1].running_mean.data_ptr()
+    assert copy[1].running_var.data_ptr() == net[1].running_var.data_ptr()
+
+
+def test_adapting_costs_the_memory_of_what_adapts() -> None:
+    net = ResNet(4, in_channels=1, widths=(8, 16), blocks=(2, 2))
+    tent = ttvd.create("tent", net)
+    theirs = {p.data_ptr() for p in net.parameters()}
+    own = sum(p.numel() for p in tent.parameters() if p.data_ptr() not in theirs)
+    affine = sum(p.numel() for m in net.modules() if isinstance(m, nn.BatchNorm2d) for p in m.parameters())
+    assert own == affine

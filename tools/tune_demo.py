@@ -1,0 +1,57 @@
+"""Choose the demo's learning rates on corruptions that the demo does not show.
+
+    python tools/tune_demo.py [--checkpoints DIR] [--limit N]
+
+Prints the mean error over three held-out corruptions for every setting; the settings with the lowest error are those of
+`ttvd.demo.job.ENTRIES`.
+"""
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from ttvd.demo.job import Domain, Entry, measure
+
+DOMAINS = (Domain("speckle_noise", 5), Domain("gaussian_blur", 2), Domain("spatter", 5))
+
+
+def settings() -> Iterator[Entry]:
+    yield Entry("bn", "bn", "digits-plain")
+    yield Entry("SLA + bn", "bn", "digits-sla", views=4)
+    for lr in (1e-3, 3e-3, 1e-2):
+        yield Entry(f"tent lr={lr:g}", "tent", "digits-plain", parameters={"lr": lr})
+        yield Entry(f"SLA + tent lr={lr:g}", "tent", "digits-sla", 4, {"lr": lr})
+    for lr in (1e-3, 5e-3, 1e-2, 3e-2):
+        for name in ("vd", "civd", "cipd", "ttvd-reference"):
+            yield Entry(f"{name} lr={lr:g}", name, "digits-sla", parameters={"lr": lr})
+        for diversity in (0.0, 1.0):
+            chosen = {"lr": lr, "diversity": diversity}
+            yield Entry(f"ttvd lr={lr:g} diversity={diversity:g}", "ttvd", "digits-sla", parameters=chosen)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--checkpoints", type=Path, help="folder of the checkpoints; the package's own unless given"
+    )
+    parser.add_argument("--limit", type=int, default=2000, help="images of the stream to use")
+    chosen = parser.parse_args()
+    torch.set_num_threads(2)
+    entries = sorted(settings(), key=lambda entry: entry.label)
+    for entry in entries:
+        results = measure([entry], DOMAINS, folder=chosen.checkpoints, limit=chosen.limit)
+        totals = [record.metrics().compute() for record in results.of(entry.label)]
+        errors = [100 * total["error"] for total in totals]
+        ece = sum(100 * total["ece"] for total in totals) / len(totals)
+        columns = "  ".join(f"{error:5.1f}" for error in errors)
+        print(
+            f"{entry.label:32} {columns}   mean {sum(errors) / len(errors):5.2f}   ECE {ece:5.1f}", flush=True
+        )
+
+
+if __name__ == "__main__":
+    main()
