@@ -74,7 +74,7 @@ def build_net(outputs: int = 12, norm: str = "batch", seed: int = 3) -> ResNet:
 def mean_features(net: ResNet) -> Tensor:
     """Where the features of this suite's images lie; heads and sites around it tell images apart."""
     (x,) = build_stream(64, seed=50)
-    return net.forward_features(x).mean(0)
+    return net.forward_features(x.to(net.fc.weight.dtype)).mean(0)
 
 
 def draw(shape: torch.Size | tuple[int, ...], generator: torch.Generator) -> Tensor:

@@ -193,8 +193,11 @@ def _weigh(squares: Tensor, diagram: Diagram, gamma: float, less_one: bool = Fal
     """Returns -sign(γ) q^γ of every site, or -sign(γ) (q^γ - 1) with less_one, or -log q if γ = 0."""
     if not math.isfinite(gamma):
         raise ValueError(f"gamma must be a finite number, got {gamma}")
-    log_squares = squares.clamp(min=floor(diagram, squares.dtype)).log()
+    squares = squares.clamp(min=floor(diagram, squares.dtype))
     power = gamma / 2 if diagram.weights is None else gamma
+    if power == 1:  # the aggregation of logits: keep the digits that a logarithm would cost
+        return 1 - squares if less_one else -squares
+    log_squares = squares.log()
     if power == 0:
         return -log_squares / 2 if diagram.weights is None else -log_squares
     exponent = (power * log_squares).clamp(max=_largest_exponent(power, diagram.num_sites, squares.dtype))

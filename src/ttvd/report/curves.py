@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 Floats = npt.NDArray[np.float64]
 
 
-def plot_curves(curves: Mapping[str, Floats], ax: Axes, *, top: float = 1.0, strong: str | None = None) -> Axes:
+def plot_curves(
+    curves: Mapping[str, Floats], ax: Axes, *, top: float = 1.0, strong: str | None = None
+) -> Axes:
     """Draw the error over all samples seen so far against the number of batches, each line named at its end.
 
     Args:
@@ -39,7 +41,9 @@ def plot_curves(curves: Mapping[str, Floats], ax: Axes, *, top: float = 1.0, str
     places = dict(zip(inside, spread(list(inside.values()), gap=5.4 * top), strict=True))
     for name, curve in curves.items():
         bold = name == strong
-        ax.plot(np.arange(1, len(curve) + 1), 100 * curve, color=colours[name], linewidth=2.8 if bold else 1.6)
+        ax.plot(
+            np.arange(1, len(curve) + 1), 100 * curve, color=colours[name], linewidth=2.8 if bold else 1.6
+        )
         above = name not in inside
         text = f"{name} {ends[name]:.1f}" + (" ↑" if above else "")
         y = 100 * top if above else places[name]
@@ -88,7 +92,16 @@ def plot_reliability(reliability: Reliability, ax: Axes) -> Axes:
     bars = {"width": width, "align": "edge", "linewidth": 0.6}
     ax.bar(left, accuracy, color=PALETTE[0], edgecolor="white", label="accuracy", **bars)
     low, gap = np.minimum(accuracy, confidence), np.abs(confidence - accuracy)
-    ax.bar(left, gap, bottom=low, facecolor="none", edgecolor=WRONG, hatch="////", label="gap to confidence", **bars)
+    ax.bar(
+        left,
+        gap,
+        bottom=low,
+        facecolor="none",
+        edgecolor=WRONG,
+        hatch="////",
+        label="gap to confidence",
+        **bars,
+    )
     ax.plot([0, 1], [0, 1], color=INK, linewidth=1.0, linestyle="--")
     share = 0.18 * count[used] / count.max()
     ax.bar(left, share, bottom=-0.2, color=MUTED, label="share of samples", **bars)

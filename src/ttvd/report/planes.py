@@ -72,8 +72,12 @@ def plot_boundaries(diagram: Diagram, ax: Axes, *, box: Box, style: str = "-") -
     # A larger box keeps its own sides, which are no walls, out of the picture.
     xmin, ymin, xmax, ymax = box
     dx, dy = (xmax - xmin) / 10, (ymax - ymin) / 10
-    polygons = [polygon for polygon in cells(diagram, (xmin - dx, ymin - dy, xmax + dx, ymax + dy)) if len(polygon)]
-    ax.add_collection(PolyCollection(polygons, facecolors="none", edgecolors=INK, linewidths=1.3, linestyles=style))
+    polygons = [
+        polygon for polygon in cells(diagram, (xmin - dx, ymin - dy, xmax + dx, ymax + dy)) if len(polygon)
+    ]
+    ax.add_collection(
+        PolyCollection(polygons, facecolors="none", edgecolors=INK, linewidths=1.3, linestyles=style)
+    )
     return _frame(ax, box)
 
 
@@ -89,7 +93,9 @@ def plot_regions(grid: Grid, ax: Axes, *, kept: npt.NDArray[np.bool_] | None = N
 
     labels = grid.values.astype(np.int64)
     count = int(labels.max()) + 1
-    table = np.array([[to_rgb(lighten(class_colour(k), share)) for k in range(count)] for share in (PALE, DEEP)])
+    table = np.array(
+        [[to_rgb(lighten(class_colour(k), share)) for k in range(count)] for share in (PALE, DEEP)]
+    )
     depth = np.zeros_like(labels) if kept is None else kept.astype(np.int64)
     ax.imshow(table[depth, labels], origin="lower", extent=_extent(grid), interpolation="nearest", zorder=0)
     return _frame(ax, _box(grid))
@@ -105,7 +111,9 @@ def plot_contours(grid: Grid, ax: Axes, *, style: str = "-") -> Axes:
     """
     for label in np.unique(grid.values)[1:]:
         inside = (grid.values == label).astype(np.float64)
-        ax.contour(grid.xs, grid.ys, inside, levels=[0.5], colors=INK, linewidths=1.1, linestyles=style, zorder=1)
+        ax.contour(
+            grid.xs, grid.ys, inside, levels=[0.5], colors=INK, linewidths=1.1, linestyles=style, zorder=1
+        )
     return _frame(ax, _box(grid))
 
 
@@ -127,12 +135,16 @@ def plot_entropy(grid: Grid, ax: Axes, *, classes: int) -> Axes:
         interpolation="bilinear",
         zorder=0,
     )
-    scale = ax.figure.colorbar(image, ax=ax, location="bottom", fraction=0.05, pad=0.02, label="entropy (nats)")
+    scale = ax.figure.colorbar(
+        image, ax=ax, location="bottom", fraction=0.05, pad=0.02, label="entropy (nats)"
+    )
     scale.outline.set_visible(False)  # type: ignore[operator]
     return _frame(ax, _box(grid))
 
 
-def plot_points(points: Floats, labels: Labels, ax: Axes, *, wrong: npt.NDArray[np.bool_] | None = None) -> Axes:
+def plot_points(
+    points: Floats, labels: Labels, ax: Axes, *, wrong: npt.NDArray[np.bool_] | None = None
+) -> Axes:
     """Put features on the plane in the colours of their true classes; wrong ones get a dark ring.
 
     Args:

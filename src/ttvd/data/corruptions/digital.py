@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ttvd.data.corruptions.constants import Row
-from ttvd.data.corruptions.filters import blur
+from ttvd.data.corruptions.filters import blur, to_levels
 from ttvd.data.corruptions.random import Draws
 
 Bytes = npt.NDArray[np.uint8]
@@ -53,7 +53,7 @@ def pixelate(x: Tensor, row: Row, draws: Draws) -> Tensor:
     (factor,) = row
     height, width = x.shape[-2:]
     rows, columns = _boxes(height, int(height * factor)), _boxes(width, int(width * factor))
-    levels = x.mul(255).add_(1e-3).floor_()
+    levels = to_levels(x)
     small = _average(_average(levels, columns.to(x.device)).mT, rows.to(x.device)).mT
     down, along = (
         torch.from_numpy(((np.arange(size) + 0.5) * (len(boxes) / size)).astype(np.int64)).to(x.device)
@@ -112,19 +112,27 @@ def _sample(x: Tensor, position: Tensor, repeat_edge: bool) -> Tensor:
 
 
 def jpeg_compression(x: Tensor, row: Row, draws: Draws) -> Tensor:
-    """Write and read each image as JPEG with Pillow, on as many threads as torch uses."""
+    """Write and read each image as JPEG with Pillow, which keeps to the CPU."""
     (quality,) = row
-    images = x.mul(255).add_(1e-3).byte().permute(0, 2, 3, 1).contiguous().cpu().numpy()
-    with ThreadPoolExecutor(max(1, min(torch.get_num_threads(), len(images)))) as pool:
-        decoded = np.stack(list(pool.map(partial(_recode, quality=int(quality)), images)))
-    levels = torch.from_numpy(decoded).view(len(x), *x.shape[2:], x.shape[1]).to(x.device)
-    return levels.permute(0, 3, 1, 2).float().div_(255)
+    images = to_levels(x).byte().permute(0, 2, 3, 1).contiguous().cpu().numpy()
+    recode = partial(_recode, quality=int(quality))
+    if x.is_cuda:
+        # On CPU the caller spreads parts of the batch over threads; a device hands over everything at once.
+        with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+            parts = list(pool.map(recode, np.array_split(images, 4 * torch.get_num_threads())))
+        images = np.concatenate(parts)
+    else:
+        images = recode(images)
+    return torch.from_numpy(images).to(x.device).permute(0, 3, 1, 2).float().div_(255)
 
 
-def _recode(image: Bytes, quality: int) -> Bytes:
+def _recode(images: Bytes, quality: int) -> Bytes:
     from PIL import Image
 
-    buffer = BytesIO()
-    Image.fromarray(image.squeeze(2) if image.shape[2] == 1 else image).save(buffer, "JPEG", quality=quality)
-    with Image.open(buffer) as decoded:
-        return np.asarray(decoded)
+    decoded = np.empty_like(images)
+    for image, out in zip(images, decoded, strict=True):
+        buffer = BytesIO()
+        Image.fromarray(image.squeeze(2) if image.shape[2] == 1 else image).save(buffer, "JPEG", quality=quality)
+        with Image.open(buffer, formats=("JPEG",)) as picture:
+            out[:] = np.asarray(picture).reshape(out.shape)
+    return decoded

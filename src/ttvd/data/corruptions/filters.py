@@ -17,12 +17,17 @@ SLACK = 2.0**-12
 LUMA = (0.299, 0.587, 0.114)
 
 
-def round_down(x: Tensor) -> Tensor:
-    """Truncate [0, 1] images to 256 levels, as writing floats into unsigned bytes does.
+def to_levels(x: Tensor) -> Tensor:
+    """Levels 0..255 (as floats) of [0, 1] images, truncated as writing floats into unsigned bytes does.
 
-    A fraction (1/4096) of a level is forgiven, so that rounding errors of float32 cannot lower an untouched pixel.
+    A small fraction of a level is forgiven, so that rounding errors of float32 cannot lower an untouched pixel.
     """
-    return x.mul(255).add_(SLACK).floor_().clamp_(0, 255).div_(255)
+    return x.mul(255).add_(SLACK).floor_().clamp_(0, 255)
+
+
+def round_down(x: Tensor) -> Tensor:
+    """Truncate [0, 1] images to 256 levels."""
+    return to_levels(x).div_(255)
 
 
 def to_gray(x: Tensor) -> Tensor:
@@ -34,36 +39,55 @@ def to_gray(x: Tensor) -> Tensor:
 
 
 def blur(x: Tensor, sigma: float, truncate: float = 4.0, border: Border = "nearest") -> Tensor:
-    """Gaussian blur of both image axes; the kernel is cut at `truncate` standard deviations.
-
-    Each axis is one product with a band matrix, so the width of the kernel costs nothing and the border is exact.
-    """
-    if int(truncate * sigma + 0.5) == 0:
+    """Gaussian blur of both image axes; the kernel is cut at `truncate` standard deviations."""
+    radius = int(truncate * sigma + 0.5)
+    if radius == 0:
         return x
+    for axis in (2, 3):
+        # A sum of shifted images costs by the tap, a product with a band matrix by the side of the image.
+        blur_axis = _blur_by_shifts if 10 * (2 * radius + 1) < x.shape[axis] else _blur_by_matrix
+        x = blur_axis(x, axis, sigma, radius, border)
+    return x
+
+
+def _blur_by_shifts(x: Tensor, axis: int, sigma: float, radius: int, border: Border) -> Tensor:
+    length = x.shape[axis]
+    place = torch.from_numpy(_fold(np.arange(-radius, length + radius), length, border)).to(x.device)
+    padded = x.index_select(axis, place)
+    out = torch.zeros_like(x)
+    for shift, weight in enumerate(_gaussian_weights(sigma, radius)):
+        out.add_(padded.narrow(axis, shift, length), alpha=float(weight))
+    return out
+
+
+def _blur_by_matrix(x: Tensor, axis: int, sigma: float, radius: int, border: Border) -> Tensor:
     # Products of float32 matrices may run in TF32 on CUDA, with errors of a quarter of a level: float64 cannot.
     dtype = torch.float64 if x.is_cuda else x.dtype
-    down, along = (
-        torch.from_numpy(_blur_matrix(size, sigma, truncate, border)).to(x.device, dtype)
-        for size in x.shape[-2:]
-    )
-    return (down @ (x.to(dtype) @ along.T)).to(x.dtype)
+    matrix = torch.from_numpy(_blur_matrix(x.shape[axis], sigma, radius, border)).to(x.device, dtype)
+    return (matrix @ x.to(dtype) if axis == 2 else x.to(dtype) @ matrix.T).to(x.dtype)
 
 
 @lru_cache(maxsize=32)
-def _blur_matrix(size: int, sigma: float, truncate: float, border: Border) -> npt.NDArray[np.float64]:
-    radius = int(truncate * sigma + 0.5)
-    offsets = np.arange(-radius, radius + 1)
-    weights = np.exp(-0.5 * (offsets / sigma) ** 2)
-    rows = np.arange(size)[:, None]
-    columns = rows + offsets
-    if border == "nearest":
-        columns = columns.clip(0, size - 1)
-    else:
-        columns = columns % (2 * size)
-        columns = np.minimum(columns, 2 * size - 1 - columns)
+def _blur_matrix(size: int, sigma: float, radius: int, border: Border) -> npt.NDArray[np.float64]:
+    rows = np.broadcast_to(np.arange(size)[:, None], (size, 2 * radius + 1))
+    columns = _fold(rows + np.arange(-radius, radius + 1), size, border)
     matrix = np.zeros((size, size))
-    np.add.at(matrix, (np.broadcast_to(rows, columns.shape), columns), weights / weights.sum())
+    np.add.at(matrix, (rows, columns), _gaussian_weights(sigma, radius))
     return matrix
+
+
+def _gaussian_weights(sigma: float, radius: int) -> npt.NDArray[np.float64]:
+    weights = np.exp(-0.5 * (np.arange(-radius, radius + 1) / sigma) ** 2)
+    normalised: npt.NDArray[np.float64] = weights / weights.sum()
+    return normalised
+
+
+def _fold(place: npt.NDArray[np.int64], size: int, border: Border) -> npt.NDArray[np.int64]:
+    """Bring places beyond the border back: to the edge pixel, or mirrored with the edge pixel repeated."""
+    if border == "nearest":
+        return place.clip(0, size - 1)
+    place = place % (2 * size)
+    return np.minimum(place, 2 * size - 1 - place)
 
 
 def correlate(x: Tensor, kernel: Tensor) -> Tensor:
@@ -85,15 +109,23 @@ def move(x: Tensor, radius: int, sigma: float, angle: Tensor) -> Tensor:
     """
     height, width = x.shape[-2:]
     reach = 2 * radius
+    tap = torch.arange(reach + 1, dtype=torch.float64, device=x.device)
+    trail = torch.exp(-(tap**2) / (2 * sigma**2))
+    weights = (trail / trail.sum()).tolist()
+    turn = angle.double().deg2rad()
+    tops, lefts = (torch.ceil(torch.outer(f(turn), tap) - 0.5).long() + reach for f in (torch.sin, torch.cos))
     padded = F.pad(x, (reach, reach, reach, reach), mode="replicate")
-    windows = padded.unfold(2, height, 1).unfold(3, width, 1)
-    weights = [math.exp(-(i**2) / (2 * sigma**2)) for i in range(reach + 1)]
-    steps_y, steps_x = (f(angle.double().deg2rad()) for f in (torch.sin, torch.cos))
-    image = torch.arange(len(x), device=x.device)
     out = torch.zeros_like(x)
-    for i, weight in enumerate(weights):
-        dy, dx = (torch.ceil(i * step - 0.5).long() + reach for step in (steps_y, steps_x))
-        out.add_(windows[image, :, dy, dx], alpha=weight / sum(weights))
+    if x.is_cuda or height * width < 1 << 13:
+        windows = padded.unfold(2, height, 1).unfold(3, width, 1)
+        image = torch.arange(len(x), device=x.device)
+        for i, weight in enumerate(weights):
+            out.add_(windows[image, :, tops[:, i], lefts[:, i]], alpha=weight)
+        return out
+    # Large images on CPU: shifted views of one image are several times faster than one indexed copy for the batch.
+    for target, source, path in zip(out, padded, torch.stack([tops, lefts], dim=2).tolist(), strict=True):
+        for (top, left), weight in zip(path, weights, strict=True):
+            target.add_(source[:, top : top + height, left : left + width], alpha=weight)
     return out
 
 

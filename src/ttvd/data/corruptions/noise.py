@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from ttvd.data.corruptions.constants import Row
+from ttvd.data.corruptions.filters import SLACK, to_levels
 from ttvd.data.corruptions.random import Draws
-
-_TOLERANCE = 1e-3
 
 
 def gaussian_noise(x: Tensor, row: Row, draws: Draws) -> Tensor:
@@ -30,8 +29,7 @@ def impulse_noise(x: Tensor, row: Row, draws: Draws) -> Tensor:
     """Set a share of the values to black or white with equal chance, each channel for itself."""
     (amount,) = row
     u = draws.uniform(0, *x.shape[1:])
-    out = torch.where(u < amount, u.new_zeros(()), x)
-    return out.masked_fill_(u < amount / 2, 1.0)
+    return x.mul(u >= amount).add_(u < amount / 2)
 
 
 def shot_noise(x: Tensor, row: Row, draws: Draws) -> Tensor:
@@ -41,10 +39,10 @@ def shot_noise(x: Tensor, row: Row, draws: Draws) -> Tensor:
     level (nothing, for 8-bit images) is a second, small Poisson count, because Poisson counts add up.
     """
     (photons,) = row
-    level = x.mul(255).add_(_TOLERANCE).floor_()
+    level = to_levels(x)
     counts = _invert_table(level.int(), draws.uniform(0, *x.shape[1:]), photons)
     rest = x.mul(255).sub_(level)
-    rest = rest.masked_fill_(rest < 2 * _TOLERANCE, 0.0).mul_(photons / 255)
+    rest = rest.masked_fill_(rest < 2 * SLACK, 0.0).mul_(photons / 255)
     if rest.any():
         counts += _invert_small(rest, draws.uniform(1, *x.shape[1:]))
     return counts.div_(photons)

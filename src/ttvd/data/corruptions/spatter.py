@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ttvd.data.corruptions.constants import Row
-from ttvd.data.corruptions.filters import blur, correlate, to_gray
+from ttvd.data.corruptions.filters import SLACK, blur, correlate, to_gray, to_levels
 from ttvd.data.corruptions.random import Draws
 
 _WATER = (175 / 255, 238 / 255, 238 / 255)
@@ -37,8 +37,8 @@ def _colour(rgb: tuple[float, float, float], x: Tensor) -> Tensor:
 
 def _light_drops(liquid: Tensor) -> Tensor:
     """How strongly each pixel of a drop shines, in [0, 1]: a relief of the distance to the rims of the drops."""
-    levels = liquid.clamp(0, 1).mul(255).floor()
-    distance = _average(_measure_distance(_find_edges(levels))).floor()
+    levels = to_levels(liquid)
+    distance = _average(_measure_distance(_find_edges(levels))).add_(SLACK).floor_()
     relief = correlate(_equalize(distance), torch.tensor(_RELIEF)).clamp_(0, 255)
     light = levels * _average(relief).round()
     peak = light.amax(dim=(1, 2, 3), keepdim=True)

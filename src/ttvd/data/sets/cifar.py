@@ -1,0 +1,132 @@
+"""CIFAR-10 and CIFAR-100, in their binary and in their python layout.
+
+Both layouts: https://www.cs.toronto.edu/~kriz/cifar.html. The binary one is preferred where both are there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from ttvd.data.sets.imageset import ImageSet
+from ttvd.data.sets.places import find_folder
+from ttvd.data.sets.unpickle import read_batch
+
+Split = Literal["train", "test"]
+Bytes = npt.NDArray[np.uint8]
+_PIXELS = 3 * 32 * 32
+
+CIFAR10_CLASSES: Final = tuple("airplane automobile bird cat deer dog frog horse ship truck".split())
+CIFAR100_CLASSES: Final = tuple(
+    """apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus butterfly camel can
+    castle caterpillar cattle chair chimpanzee clock cloud cockroach couch crab crocodile cup dinosaur dolphin
+    elephant flatfish forest fox girl hamster house kangaroo keyboard lamp lawn_mower leopard lion lizard lobster man
+    maple_tree motorcycle mountain mouse mushroom oak_tree orange orchid otter palm_tree pear pickup_truck pine_tree
+    plain plate poppy porcupine possum rabbit raccoon ray road rocket rose sea seal shark shrew skunk skyscraper snail
+    snake spider squirrel streetcar sunflower sweet_pepper table tank telephone television tiger tractor train trout
+    tulip turtle wardrobe whale willow_tree wolf woman worm""".split()
+)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a set lies on the disk.
+
+    Attributes:
+        binary: Folder of the binary files.
+        python: Folder of the pickled files.
+        files: Names of the files of each split, without the suffix of the binary ones.
+        records: Images in each file of a split.
+        label_bytes: Labels before the pixels of a binary record; the last of them is the class.
+        key: Name of the labels in a pickled file.
+        classes: Names of the classes.
+    """
+
+    binary: str
+    python: str
+    files: Mapping[Split, tuple[str, ...]]
+    records: Mapping[Split, int]
+    label_bytes: int
+    key: str
+    classes: tuple[str, ...]
+
+
+LAYOUTS: Final[dict[str, Layout]] = {
+    "cifar10": Layout(
+        "cifar-10-batches-bin",
+        "cifar-10-batches-py",
+        {"train": tuple(f"data_batch_{i}" for i in range(1, 6)), "test": ("test_batch",)},
+        {"train": 10_000, "test": 10_000},
+        label_bytes=1,
+        key="labels",
+        classes=CIFAR10_CLASSES,
+    ),
+    "cifar100": Layout(
+        "cifar-100-binary",
+        "cifar-100-python",
+        {"train": ("train",), "test": ("test",)},
+        {"train": 50_000, "test": 10_000},
+        label_bytes=2,
+        key="fine_labels",
+        classes=CIFAR100_CLASSES,
+    ),
+}
+
+
+def load_cifar(name: str, root: str | Path, split: Split = "test") -> ImageSet:
+    """Load CIFAR-10 or CIFAR-100 as one tensor.
+
+    Args:
+        name: "cifar10" or "cifar100" (its 100 fine classes).
+        root: Folder that holds the official folder, or that folder itself.
+        split: "train" or "test".
+    """
+    layout = LAYOUTS[name]
+    files = layout.files[split]
+    folder = find_folder(
+        root,
+        {layout.binary: [f"{file}.bin" for file in files], layout.python: list(files)},
+        hint=f"ttvd data get {name} --root {root}",
+    )
+    binary = (folder / f"{files[0]}.bin").is_file()
+    count = layout.records[split]
+    images = np.empty((len(files) * count, 3, 32, 32), np.uint8)
+    labels = np.empty(len(images), np.int64)
+    for number, file in enumerate(files):
+        rows = slice(number * count, (number + 1) * count)
+        pixels, numbers = (
+            _read_binary(folder / f"{file}.bin", layout.label_bytes, count)
+            if binary
+            else _read_python(folder / file, layout.key, count)
+        )
+        images[rows] = pixels.reshape(-1, 3, 32, 32)
+        labels[rows] = numbers
+    return ImageSet(torch.from_numpy(images), torch.from_numpy(labels), layout.classes, name)
+
+
+def _read_binary(path: Path, label_bytes: int, count: int) -> tuple[Bytes, Bytes]:
+    size = count * (label_bytes + _PIXELS)
+    found = path.stat().st_size
+    if found != size:
+        raise ValueError(f"{path} has {found:,} bytes, expected {size:,}: it is truncated or another file")
+    records = np.fromfile(path, np.uint8).reshape(count, -1)
+    return records[:, label_bytes:], records[:, label_bytes - 1]
+
+
+def _read_python(path: Path, key: str, count: int) -> tuple[Bytes, npt.NDArray[np.int64]]:
+    batch = read_batch(path)
+    pixels, labels = batch.get("data"), batch.get(key)
+    if not isinstance(pixels, np.ndarray) or pixels.shape != (count, _PIXELS):
+        shape = getattr(pixels, "shape", None)
+        raise ValueError(f"{path}: 'data' must be bytes of shape {(count, _PIXELS)}, got {shape}")
+    if not isinstance(labels, list) or any(type(label) is not int for label in labels):
+        raise ValueError(f"{path}: {key!r} must be a list of integers")
+    if len(labels) != count:
+        raise ValueError(f"{path}: {count} images but {len(labels)} labels")
+    return pixels, np.array(labels, np.int64)

@@ -1,0 +1,156 @@
+"""The demo's page: what was done, the table, and the figures."""
+
+from __future__ import annotations
+
+import os
+import platform
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from ttvd.adapters import methods
+from ttvd.data.digits import split_digits
+from ttvd.demo.exhibits import OURS, show_curves, show_sample
+from ttvd.demo.figures import compute_plane, find_sample
+from ttvd.demo.job import BATCH, Entry, Results
+from ttvd.demo.planes import Plane, show_partitions, show_structures, show_subtraction
+from ttvd.report.page import Cell, Exhibit, Page, Table, render
+from ttvd.report.style import house_style
+
+TITLE = "Corrupted digits: adapting a classifier while it is used"
+RIVALS = ("source", "bn", "SLA + bn")
+SEARCHED = 1024  # digits among which the sample of the sample analysis is looked for
+
+
+def write_page(results: Results, path: Path, *, folder: Path | None = None, quick: bool = False) -> Path:
+    """Draw the figures and write the page.
+
+    Args:
+        results: What ``ttvd.demo.job.measure`` gave.
+        path: Of the HTML file; it needs no other file and no network.
+        folder: Where the checkpoints are; those of the package unless given.
+        quick: Fewer digits and coarser grids.
+
+    Returns:
+        The path.
+    """
+    source, _, images, labels = split_digits()
+    exhibits = _draw_exhibits(results, images, labels, folder, quick)
+    page = Page(
+        TITLE,
+        _write_lead(results),
+        _list_facts(results, len(source), len(images)),
+        make_table(results),
+        _write_notes(results),
+        exhibits,
+    )
+    path.write_text(render(page), encoding="utf-8")
+    return path
+
+
+def _draw_exhibits(
+    results: Results, images: torch.Tensor, labels: torch.Tensor, folder: Path | None, quick: bool
+) -> list[Exhibit]:
+    few = (labels < 3).nonzero()[:, 0][: 256 if quick else None]
+    data = compute_plane(images[few], labels[few], folder=folder, seed=results.seed)
+    searched, domain = slice(256 if quick else SEARCHED), results.domains[0]
+    sample = find_sample(images[searched], labels[searched], domain, folder=folder, seed=results.seed)
+    with house_style():
+        plane = Plane(data, 200 if quick else 400)
+        exhibits = [show_partitions(plane), show_subtraction(plane), show_structures(plane)]
+        if sample is not None:
+            exhibits.append(show_sample(sample, domain))
+        return [*exhibits, show_curves(results)]
+
+
+def make_table(results: Results) -> Table:
+    """A row for each entry: mean error, the error of each domain, calibration, time and the share kept."""
+    totals = [[record.metrics().compute() for record in results.of(entry.label)] for entry in results.entries]
+    errors = np.array([[total["error"] for total in row] for row in totals])
+    eces = np.array([np.mean([total["ece"] for total in row]) for row in totals])
+    shares = np.column_stack([errors.mean(1), errors, eces]).round(5)
+    best = shares.min(0)
+    rows = []
+    for entry, values in zip(results.entries, shares, strict=True):
+        numbers = [Cell(f"{100 * v:.2f}", float(v), bool(v == b)) for v, b in zip(values, best, strict=True)]
+        named = [Cell(entry.label, entry.label), Cell(entry.checkpoint, entry.checkpoint)]
+        rows.append([*named, *numbers, _time_cell(results, entry), _kept_cell(results, entry)])
+    domains = [f"{domain.label} (%)" for domain in results.domains]
+    headings = ["method", "model", "mean error (%)", *domains, "ECE (%)", "ms per batch", "kept (%)"]
+    caption = "Error in per cent, lower is better; the best of a column is bold. Click a heading to sort."
+    return Table(headings, rows, caption)
+
+
+def _time_cell(results: Results, entry: Entry) -> Cell:
+    milliseconds = 1000 * float(np.median([r.seconds_per_batch() for r in results.of(entry.label)]))
+    return Cell(f"{milliseconds:.1f}", milliseconds)
+
+
+def _kept_cell(results: Results, entry: Entry) -> Cell:
+    if methods()[entry.method].backwards == 0:
+        return Cell("–", "")
+    kept = float(np.mean([record.kept() for record in results.of(entry.label)]))
+    return Cell(f"{100 * kept:.0f}", kept)
+
+
+def _write_lead(results: Results) -> list[str]:
+    corruptions = ", ".join(domain.label for domain in results.domains)
+    return [
+        "A classifier is trained on clean digits and then meets corrupted ones, batch after batch, without labels. "
+        "Each method below predicts a batch and may learn from it before it sees the next; after each corruption it "
+        "starts afresh.",
+        f"Corruptions (name and severity from 1 to 5, generated with ImageNet-C's constants): {corruptions}.",
+    ]
+
+
+def _list_facts(results: Results, source: int, stream: int) -> list[tuple[str, str]]:
+    seen = int(next(iter(results.records.values())).sizes().sum())
+    from importlib.metadata import version
+
+    return [
+        (
+            "Data",
+            f"{source + stream:,} real MNIST digits: {source:,} source, {seen:,} of {stream:,} streamed",
+        ),
+        ("Stream", f"batches of {BATCH} in random order, seed {results.seed}; every method sees the same"),
+        (
+            "Models",
+            ", ".join(sorted({entry.checkpoint for entry in results.entries})) + ", digits-plane for figures",
+        ),
+        (
+            "Versions",
+            f"ttvd {version('ttvd')}, torch {torch.__version__}, Python {platform.python_version()}",
+        ),
+        ("Hardware", f"{_name_processor()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads"),
+    ]
+
+
+def _name_processor() -> str:
+    """What the system calls its processor."""
+    listing = Path("/proc/cpuinfo")
+    if listing.is_file():
+        for line in listing.read_text(errors="replace").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def _write_notes(results: Results) -> list[str]:
+    """How sure the comparison is, and how to read the columns."""
+    labels = {entry.label for entry in results.entries}
+    notes = [_compare(results, rival) for rival in RIVALS if {OURS, rival} <= labels]
+    return [
+        *notes,
+        "SLA entries and the diagram methods use a model that was trained on the four rotations of each digit and "
+        "average them at test time: compare ttvd with SLA + bn to see what adaptation adds to that.",
+        "ECE: calibration error over each stream in 15 bins, averaged over corruptions. Time: median batch, prediction "
+        "and adaptation. Kept: share of the digits that took part in the gradient step.",
+    ]
+
+
+def _compare(results: Results, rival: str) -> str:
+    gap = results.compare(OURS, rival)
+    ends = f"{100 * gap.low:+.2f} to {100 * gap.high:+.2f}"
+    verdict = {"better": "fewer errors", "worse": "more errors", "tie": "no clear difference"}[gap.verdict]
+    return f"{OURS} against {rival}: {100 * gap.difference:+.2f} points of error, 95 % paired interval {ends}: {verdict}."
