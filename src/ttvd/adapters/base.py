@@ -69,7 +69,7 @@ class Adapter(nn.Module):
 
     def adapt(self, x: Tensor) -> Tensor:
         """Learn from a batch and return its logits (b, k), from before or after as :attr:`prediction` says."""
-        with torch.no_grad():
+        with torch.no_grad(), following_stream(self.model):
             return self.output(x)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -82,7 +82,7 @@ class Adapter(nn.Module):
             Logits (b, k), detached; their softmax is the prediction.
         """
         self._remember()
-        with torch.inference_mode(mode=False), following_stream(self.model):
+        with torch.inference_mode(mode=False):
             return self.adapt(self._admit(x)).detach()
 
     def predict(self, x: Tensor) -> Tensor:

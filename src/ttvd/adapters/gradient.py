@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from ttvd.adapters.base import Adapter, Timing
 from ttvd.adapters.optim import build_optimizer
-from ttvd.models.norms import Statistics, Which
+from ttvd.models.norms import Statistics, Which, following_stream
 
 
 class Step(NamedTuple):
@@ -27,7 +27,7 @@ class Step(NamedTuple):
 class GradientAdapter(Adapter):
     """Base of the methods that take gradient steps; a method writes :meth:`loss` and, if need be, :meth:`output`.
 
-    A loss that is not finite changes nothing.
+    A loss or gradient that is not finite changes nothing.
 
     Args:
         model: As in :class:`Adapter`.
@@ -70,16 +70,22 @@ class GradientAdapter(Adapter):
         """Predict a batch and say what to minimise."""
         raise NotImplementedError
 
-    def adapt(self, x: Tensor) -> Tensor:
-        """Take the gradient steps."""
+    def take_step(self, x: Tensor) -> Step:
+        """One gradient step on a batch."""
         parameters = self.adapting()
-        for _ in range(self.steps):
-            with torch.enable_grad():
-                step = self.loss(x)
-                gradients = torch.autograd.grad(step.loss, parameters, allow_unused=True)
-            fine = torch.stack([g.isfinite().all() for g in gradients if g is not None]).all()
-            self.optimizer.step(parameters, gradients, step.kept * (fine & step.loss.isfinite()))
+        with torch.enable_grad():
+            step = self.loss(x)
+            gradients = torch.autograd.grad(step.loss, parameters, allow_unused=True)
+        self.optimizer.step(parameters, gradients, step.kept * step.loss.isfinite())
         self.kept.copy_(step.kept.detach())
+        return step
+
+    def adapt(self, x: Tensor) -> Tensor:
+        """Take the gradient steps; running statistics learn from the batch once."""
+        with following_stream(self.model):
+            step = self.take_step(x)
+        for _ in range(self.steps - 1):
+            step = self.take_step(x)
         if self.prediction == "before":
             return step.out
         with torch.no_grad():

@@ -31,10 +31,11 @@ class GatedOptimizer(nn.Module):
 
     @torch.no_grad()
     def step(self, parameters: Sequence[Tensor], gradients: Sequence[Tensor | None], gate: Tensor) -> None:
-        """Move the parameters in place where ``gate`` (a scalar, 0 or 1) is not 0."""
+        """Move the parameters in place if ``gate``, a scalar, is above 0 and every gradient finite."""
         pieces = [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, gradients, strict=True)]
-        open_ = gate > 0
-        step, slots = self.direction(torch.cat([piece.reshape(-1) for piece in pieces]))
+        gradient = torch.cat([piece.reshape(-1) for piece in pieces])
+        open_ = (gate > 0) & gradient.isfinite().all()
+        step, slots = self.direction(gradient)
         for name, new in slots.items():
             slot = self.get_buffer(name)
             slot.copy_(torch.where(open_, new, slot))

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ttvd.demo.figures import GAMMA, VIEWS, SampleData
+from ttvd.demo.figures import GAMMA, VIEWS
 from ttvd.demo.job import Domain, Results
+from ttvd.demo.samples import SampleData
 from ttvd.metrics import RunningMetrics
 from ttvd.report.curves import plot_curves, plot_reliability
 from ttvd.report.page import Exhibit, Panel, Strip, encode

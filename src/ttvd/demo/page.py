@@ -12,9 +12,10 @@ import torch
 from ttvd.adapters import methods
 from ttvd.data.digits import split_digits
 from ttvd.demo.exhibits import OURS, show_curves, show_sample
-from ttvd.demo.figures import compute_plane, find_sample
+from ttvd.demo.figures import compute_plane
 from ttvd.demo.job import BATCH, Entry, Results
 from ttvd.demo.planes import Plane, show_partitions, show_structures, show_subtraction
+from ttvd.demo.samples import find_sample
 from ttvd.report.page import Cell, Exhibit, Page, Table, render
 from ttvd.report.style import house_style
 
@@ -89,7 +90,7 @@ def _time_cell(results: Results, entry: Entry) -> Cell:
 
 def _kept_cell(results: Results, entry: Entry) -> Cell:
     if methods()[entry.method].backwards == 0:
-        return Cell("–", "")
+        return Cell("-", "")
     kept = float(np.mean([record.kept() for record in results.of(entry.label)]))
     return Cell(f"{100 * kept:.0f}", kept)
 

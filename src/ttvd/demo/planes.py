@@ -108,7 +108,7 @@ def show_partitions(plane: Plane) -> Exhibit:
         ax = plane.scatter(trace, plane.ground(name, f"{title}: {wrong.mean():.0%} astray"), wrong)
         panels.append(Panel(encode(ax), f"{title} diagram over the features of noisy digits"))
     runs = [_show_run(plane, *run) for run in RUNS]
-    sigma = describe(PLANE_DOMAIN.corruption, PLANE_DOMAIN.severity, "imagenet")["sigma"]
+    sigma = describe(PLANE_DOMAIN.corruption, PLANE_DOMAIN.severity, "imagenet")["scale"]
     errors = {name: trace.error for name, trace in plane.data.traces.items()}
     caption = (
         f"A small network squeezes each digit into two numbers, so its feature space can be drawn. Gaussian noise "

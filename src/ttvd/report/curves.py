@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -89,7 +89,7 @@ def plot_reliability(reliability: Reliability, ax: Axes) -> Axes:
     width = 1 / len(count)
     left = np.arange(len(count))[used] * width
     accuracy, confidence = reliability.accuracy.numpy()[used], reliability.confidence.numpy()[used]
-    bars = {"width": width, "align": "edge", "linewidth": 0.6}
+    bars: dict[str, Any] = {"width": width, "align": "edge", "linewidth": 0.6}
     ax.bar(left, accuracy, color=PALETTE[0], edgecolor="white", label="accuracy", **bars)
     low, gap = np.minimum(accuracy, confidence), np.abs(confidence - accuracy)
     ax.bar(

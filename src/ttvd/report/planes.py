@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -138,7 +138,7 @@ def plot_entropy(grid: Grid, ax: Axes, *, classes: int) -> Axes:
     scale = ax.figure.colorbar(
         image, ax=ax, location="bottom", fraction=0.05, pad=0.02, label="entropy (nats)"
     )
-    scale.outline.set_visible(False)  # type: ignore[operator]
+    scale.outline.set_visible(False)
     return _frame(ax, _box(grid))
 
 
@@ -157,9 +157,20 @@ def plot_points(
     colours = np.array([class_colour(label) for label in labels])
     # One bitmap instead of a path for each point keeps the files small.
     fine = points[~marked]
-    ax.scatter(*fine.T, s=11, c=colours[~marked], alpha=0.75, linewidths=0, rasterized=True, zorder=2)
+    ax.scatter(
+        fine[:, 0], fine[:, 1], s=11, c=colours[~marked], alpha=0.75, linewidths=0, rasterized=True, zorder=2
+    )
     bad = points[marked]
-    ax.scatter(*bad.T, s=17, c=colours[marked], edgecolors=INK, linewidths=0.9, rasterized=True, zorder=3)
+    ax.scatter(
+        bad[:, 0],
+        bad[:, 1],
+        s=17,
+        c=colours[marked],
+        edgecolors=INK,
+        linewidths=0.9,
+        rasterized=True,
+        zorder=3,
+    )
     return ax
 
 
@@ -174,7 +185,7 @@ def plot_sites(diagram: Diagram, ax: Axes, *, names: Sequence[str]) -> Axes:
     groups = range(diagram.num_sites) if diagram.groups is None else diagram.groups.tolist()
     for label, (x, y) in zip(groups, diagram.sites.tolist(), strict=True):
         box = {"boxstyle": "circle,pad=0.18", "facecolor": class_colour(label), "edgecolor": "white"}
-        text = {"color": "white", "fontsize": 8, "fontweight": "bold", "ha": "center", "va": "center"}
+        text: Any = {"color": "white", "fontsize": 8, "fontweight": "bold", "ha": "center", "va": "center"}
         ax.text(x, y, names[label], bbox=box, zorder=5, clip_on=True, **text)
     return ax
 
@@ -190,9 +201,9 @@ def plot_moves(before: Floats, after: Floats, labels: Labels, ax: Axes) -> Axes:
     """
     colours = [class_colour(label) for label in labels]
     step = after - before
-    scaling = {"angles": "xy", "scale_units": "xy", "scale": 1.0}
-    heads = {"width": 0.0045, "headwidth": 4.5, "headlength": 5.5, "headaxislength": 5.0}
-    ax.scatter(*before.T, s=9, c="white", edgecolors=colours, linewidths=0.8, zorder=2)
+    scaling: Any = {"angles": "xy", "scale_units": "xy", "scale": 1.0}
+    heads: Any = {"width": 0.0045, "headwidth": 4.5, "headlength": 5.5, "headaxislength": 5.0}
+    ax.scatter(before[:, 0], before[:, 1], s=9, c="white", edgecolors=colours, linewidths=0.8, zorder=2)
     ax.quiver(*before.T, *step.T, color=colours, zorder=3, **scaling, **heads)
     return ax
 

@@ -24,7 +24,7 @@ PANEL = (3.6, 3.75)
 DPI = 192
 """Of what is rasterised: two pixels for each pixel of a page."""
 
-_RC: dict[str, Any] = {
+_RC: Any = {
     "font.family": "DejaVu Sans",  # comes with matplotlib: the same picture on every machine
     "font.size": 10,
     "axes.titlesize": 12,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache, partial
 from io import BytesIO
+from threading import Lock
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +18,10 @@ from ttvd.data.corruptions.filters import blur, to_levels
 from ttvd.data.corruptions.random import Draws
 
 Bytes = npt.NDArray[np.uint8]
+
+# Small images cost Pillow more Python than compression: threads that fight for the interpreter are slower than one.
+_SMALL = 1 << 14
+_ONE_AT_A_TIME = Lock()
 
 
 def contrast(x: Tensor, row: Row, draws: Draws) -> Tensor:
@@ -116,12 +121,14 @@ def jpeg_compression(x: Tensor, row: Row, draws: Draws) -> Tensor:
     (quality,) = row
     images = to_levels(x).byte().permute(0, 2, 3, 1).contiguous().cpu().numpy()
     recode = partial(_recode, quality=int(quality))
-    if x.is_cuda:
-        # On CPU the caller spreads parts of the batch over threads; a device hands over everything at once.
-        with ThreadPoolExecutor(torch.get_num_threads()) as pool:
-            parts = list(pool.map(recode, np.array_split(images, 4 * torch.get_num_threads())))
-        images = np.concatenate(parts)
+    if images[0].size < _SMALL:
+        with _ONE_AT_A_TIME:
+            images = recode(images)
+    elif x.is_cuda:
+        with ThreadPoolExecutor(4) as pool:
+            images = np.concatenate(list(pool.map(recode, np.array_split(images, 16))))
     else:
+        # The caller already spreads parts of the batch over threads.
         images = recode(images)
     return torch.from_numpy(images).to(x.device).permute(0, 3, 1, 2).float().div_(255)
 
@@ -132,7 +139,9 @@ def _recode(images: Bytes, quality: int) -> Bytes:
     decoded = np.empty_like(images)
     for image, out in zip(images, decoded, strict=True):
         buffer = BytesIO()
-        Image.fromarray(image.squeeze(2) if image.shape[2] == 1 else image).save(buffer, "JPEG", quality=quality)
+        Image.fromarray(image.squeeze(2) if image.shape[2] == 1 else image).save(
+            buffer, "JPEG", quality=quality
+        )
         with Image.open(buffer, formats=("JPEG",)) as picture:
             out[:] = np.asarray(picture).reshape(out.shape)
     return decoded
