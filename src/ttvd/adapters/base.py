@@ -51,8 +51,12 @@ class Adapter(nn.Module):
         self._averages = {f"model.{name}" for name in averages}
         self.register_buffer("kept", torch.ones((), device=self.anchor.device), persistent=False)
         self.validation: Literal["auto", "always", "never"] = "auto"
-        self._initial: State | None = None
         self._seen_values = False
+        self._begin()
+
+    def _begin(self) -> None:
+        """Nothing has changed yet, and the saved state is what may."""
+        self._initial: State | None = None
         self.register_state_dict_post_hook(_drop_frozen)  # type: ignore[no-untyped-call]
 
     @property

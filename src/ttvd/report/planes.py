@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +16,11 @@ if TYPE_CHECKING:
 
 Floats = npt.NDArray[np.float64]
 Labels = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
 Box = tuple[float, float, float, float]
+
+PATHS = 4000
+"""Most points that are drawn as paths."""
 
 PALE, DEEP = 0.78, 0.42
 """How much white is in the colour of a cell, and in the part of it that a filter keeps."""
@@ -54,7 +58,7 @@ def plot_cells(diagram: Diagram, ax: Axes, *, box: Box) -> Axes:
     for label, polygon in zip(groups, cells(diagram, box), strict=True):
         if len(polygon):
             fill = lighten(class_colour(label), PALE)
-            ax.add_patch(Polygon(polygon, facecolor=fill, edgecolor="white", linewidth=1.6, zorder=0))
+            ax.add_patch(Polygon(polygon, facecolor=fill, edgecolor="white", linewidth=1.0, zorder=0))
     return _frame(ax, box)
 
 
@@ -81,7 +85,7 @@ def plot_boundaries(diagram: Diagram, ax: Axes, *, box: Box, style: str = "-") -
     return _frame(ax, box)
 
 
-def plot_regions(grid: Grid, ax: Axes, *, kept: npt.NDArray[np.bool_] | None = None) -> Axes:
+def plot_regions(grid: Grid, ax: Axes, *, kept: Mask | None = None) -> Axes:
     """Fill the classes of a grid, whose walls may be curves; where a mask is given, what it keeps is deeper.
 
     Args:
@@ -101,19 +105,11 @@ def plot_regions(grid: Grid, ax: Axes, *, kept: npt.NDArray[np.bool_] | None = N
     return _frame(ax, _box(grid))
 
 
-def plot_contours(grid: Grid, ax: Axes, *, style: str = "-") -> Axes:
-    """Draw the walls between the classes of a grid.
-
-    Args:
-        grid: Class of each point.
-        ax: Axes to draw on.
-        style: Of the lines, as matplotlib names it.
-    """
+def plot_contours(grid: Grid, ax: Axes, *, style: str = "-", colour: str = INK) -> Axes:
+    """Draw the walls between the classes of a grid, in a line style and colour as matplotlib names them."""
+    lines: Any = {"levels": [0.5], "colors": colour, "linestyles": style, "linewidths": 1.4, "zorder": 1}
     for label in np.unique(grid.values)[1:]:
-        inside = (grid.values == label).astype(np.float64)
-        ax.contour(
-            grid.xs, grid.ys, inside, levels=[0.5], colors=INK, linewidths=1.1, linestyles=style, zorder=1
-        )
+        ax.contour(grid.xs, grid.ys, (grid.values == label).astype(np.float64), **lines)
     return _frame(ax, _box(grid))
 
 
@@ -122,19 +118,16 @@ def plot_entropy(grid: Grid, ax: Axes, *, classes: int) -> Axes:
 
     Args:
         grid: Entropy of each point in nats.
-        ax: Axes to draw on; a scale is put beside it.
+        ax: Axes to draw on; a scale is put below.
         classes: Their number; the brightest colour is the entropy log(classes) of a uniform label.
     """
-    image = ax.imshow(
-        grid.values,
-        origin="lower",
-        extent=_extent(grid),
-        cmap="cividis",
-        vmin=0.0,
-        vmax=float(np.log(classes)),
-        interpolation="bilinear",
-        zorder=0,
-    )
+    shades: Any = {
+        "cmap": "cividis",
+        "vmin": 0.0,
+        "vmax": float(np.log(classes)),
+        "interpolation": "bilinear",
+    }
+    image = ax.imshow(grid.values, origin="lower", extent=_extent(grid), zorder=0, **shades)
     scale = ax.figure.colorbar(
         image, ax=ax, location="bottom", fraction=0.05, pad=0.02, label="entropy (nats)"
     )
@@ -142,9 +135,7 @@ def plot_entropy(grid: Grid, ax: Axes, *, classes: int) -> Axes:
     return _frame(ax, _box(grid))
 
 
-def plot_points(
-    points: Floats, labels: Labels, ax: Axes, *, wrong: npt.NDArray[np.bool_] | None = None
-) -> Axes:
+def plot_points(points: Floats, labels: Labels, ax: Axes, *, wrong: Mask | None = None) -> Axes:
     """Put features on the plane in the colours of their true classes; wrong ones get a dark ring.
 
     Args:
@@ -154,23 +145,11 @@ def plot_points(
         wrong: (n,) mask of those that were misclassified.
     """
     marked = np.zeros(len(labels), dtype=bool) if wrong is None else wrong
-    colours = np.array([class_colour(label) for label in labels])
-    # One bitmap instead of a path for each point keeps the files small.
-    fine = points[~marked]
-    ax.scatter(
-        fine[:, 0], fine[:, 1], s=11, c=colours[~marked], alpha=0.75, linewidths=0, rasterized=True, zorder=2
-    )
-    bad = points[marked]
-    ax.scatter(
-        bad[:, 0],
-        bad[:, 1],
-        s=17,
-        c=colours[marked],
-        edgecolors=INK,
-        linewidths=0.9,
-        rasterized=True,
-        zorder=3,
-    )
+    fine, ringed = {"s": 11, "alpha": 0.75, "linewidths": 0}, {"s": 17, "edgecolors": INK, "linewidths": 0.9}
+    for mask, look, order in ((~marked, fine, 2), (marked, ringed, 3)):
+        colours, style = [class_colour(label) for label in labels[mask]], cast(Any, look)
+        # Beyond some thousand points one bitmap is smaller than a path for each.
+        ax.scatter(*points[mask].T, c=colours, rasterized=len(points) > PATHS, zorder=order, **style)
     return ax
 
 

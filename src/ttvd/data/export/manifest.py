@@ -1,0 +1,91 @@
+"""The record of an export: what was asked for, and the checksum of every file that is finished.
+
+`manifest.json` says what the export is and, once it is complete, holds the checksums (those of a tree of pictures by
+way of `SHA256SUMS`, which can be millions). `SHA256SUMS` grows while the export runs and is what a second run reads
+to find out what is done; `sha256sum --check SHA256SUMS` verifies a finished export.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ttvd.data.atomic import open_atomic
+from ttvd.data.fetch.download import hash_file
+
+MANIFEST = "manifest.json"
+SUMS = "SHA256SUMS"
+
+
+class Ledger:
+    """The finished files of an export.
+
+    Args:
+        folder: Where the export goes.
+        settings: What it depends on. A folder that was begun with others is refused.
+    """
+
+    def __init__(self, folder: Path, settings: Mapping[str, Any]) -> None:
+        self._folder = folder
+        self._settings = dict(settings)
+        folder.mkdir(parents=True, exist_ok=True)
+        self._compare()
+        self._sums = _read_sums(folder / SUMS)
+        self._write_manifest(complete=False)
+
+    def holds(self, name: str) -> bool:
+        """Whether a file is finished and unchanged."""
+        path = self._folder / name
+        return name in self._sums and path.is_file() and hash_file(path) == self._sums[name]
+
+    def add(self, sums: Mapping[str, str]) -> None:
+        """Note finished files; a line that a kill cuts off is not counted later."""
+        self._sums |= sums
+        with (self._folder / SUMS).open("a", encoding="utf-8") as file:
+            file.writelines(f"{digest}  {name}\n" for name, digest in sums.items())
+            file.flush()
+            os.fsync(file.fileno())
+
+    def close(self, *, list_files: bool) -> None:
+        """Declare the export complete.
+
+        Args:
+            list_files: Put the checksum of every file into the manifest; otherwise that of `SHA256SUMS`.
+        """
+        lines = "".join(f"{digest}  {name}\n" for name, digest in sorted(self._sums.items()))
+        with open_atomic(self._folder / SUMS) as file:
+            file.write(lines.encode())
+        files = self._sums if list_files else {SUMS: hash_file(self._folder / SUMS)}
+        self._write_manifest(complete=True, files=dict(sorted(files.items())))
+
+    def _compare(self) -> None:
+        path = self._folder / MANIFEST
+        if not path.is_file():
+            return
+        try:
+            found = json.loads(path.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise ValueError(
+                f"{path} is damaged ({error}); choose another folder or delete this one"
+            ) from error
+        wanted = json.loads(json.dumps(self._settings))
+        for key, value in wanted.items():
+            if not isinstance(found, dict) or found.get(key) != value:
+                raise ValueError(
+                    f"{self._folder} holds another export: its {key} differs; choose another folder or delete this one"
+                )
+
+    def _write_manifest(self, **more: Any) -> None:
+        with open_atomic(self._folder / MANIFEST) as file:
+            file.write(json.dumps({**self._settings, **more}, indent=2).encode() + b"\n")
+
+
+def _read_sums(path: Path) -> dict[str, str]:
+    if not path.is_file():
+        return {}
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    whole = [line for line in lines if line.endswith("\n") and line[64:66] == "  "]
+    return {line[66:-1]: line[:64] for line in whole}
