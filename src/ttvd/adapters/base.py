@@ -6,7 +6,7 @@ which it never changes.
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -33,11 +33,14 @@ class Adapter(nn.Module):
     Attributes:
         prediction: Whether what a call returns precedes or follows the update by the same batch.
         kept: Share of the last batch that was used to adapt, a scalar tensor.
+        networks: Names of the submodules that are copies of the model: of these only parameters that require
+            gradients belong to the state; the rest is shared with the model that was given.
         validation: ``"auto"`` checks the values of every batch on a CPU and of the first one on an accelerator
             (where looking at them would stall it), ``"always"`` and ``"never"`` say what they mean.
     """
 
     prediction: Timing = "before"
+    networks: ClassVar[tuple[str, ...]] = ("model",)
     model: nn.Module
     kept: Tensor
 
@@ -143,7 +146,7 @@ class Adapter(nn.Module):
         buffers = {
             name: buffer
             for name, buffer in self.named_buffers()
-            if name in self._averages or not (name in passing or name.startswith("model."))
+            if name in self._averages or not (name in passing or name.split(".")[0] in self.networks)
         }
         return parameters | buffers
 

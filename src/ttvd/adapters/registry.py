@@ -26,7 +26,9 @@ class Method:
         updates: What changes at test time.
         forwards: Forward passes for each image of a batch and step.
         backwards: Backward passes, likewise.
-        needs: What it takes besides a model: ``"sites"``.
+        needs: What it takes besides a model. ``"sites"``, ``"features"`` and ``"fisher"`` are made by
+            ``ttvd.source`` and passed to :func:`create`; ``"rotation head"`` and ``"instance-aware norm"`` are parts
+            that the model itself must have.
         defaults: Parameters that this entry fixes; a preset of a class is an entry of its own.
     """
 
@@ -48,6 +50,11 @@ class Method:
 
 
 _METHODS: dict[str, Method] = {}
+_MAKERS = {
+    "sites": "ttvd.estimate_sites(model, source_data)",
+    "features": "ttvd.source.collect_features(model, source_data)",
+    "fisher": "ttvd.source.estimate_fisher(model, source_images)",
+}
 
 
 def register(
@@ -96,13 +103,23 @@ def find_method(name: str) -> Method:
     raise ValueError(f"no method is called {name!r}; {hint}")
 
 
-def create(name: str, model: nn.Module, *, sites: Sites | None = None, **parameters: Any) -> Adapter:
+def create(
+    name: str,
+    model: nn.Module,
+    *,
+    sites: Sites | None = None,
+    features: Any = None,
+    fisher: Any = None,
+    **parameters: Any,
+) -> Adapter:
     """Build the adapter called ``name`` around a model.
 
     Args:
         name: One of :func:`methods`.
         model: The classifier, left as it is.
-        sites: Its class means, for methods that need them.
+        sites: Its class means, for methods that need them (``ttvd.estimate_sites``).
+        features: Features of source samples, likewise (``ttvd.source.collect_features``).
+        fisher: How much each parameter matters to the source task, likewise (``ttvd.source.estimate_fisher``).
         **parameters: The method's own; an unknown one is refused with the allowed names.
 
     Example:
@@ -121,8 +138,9 @@ def create(name: str, model: nn.Module, *, sites: Sites | None = None, **paramet
                 f"{name} has no parameter {key!r}{hint} It takes: {', '.join(allowed) or 'none'}"
             )
     build: Callable[..., Adapter] = method.adapter
-    if "sites" not in method.needs:
-        return build(model, **{**method.defaults, **parameters})
-    if sites is None:
-        raise ValueError(f"{name} needs sites: pass sites=ttvd.estimate_sites(model, source_data)")
-    return build(model, sites, **{**method.defaults, **parameters})
+    made = {"sites": sites, "features": features, "fisher": fisher}
+    needed = [key for key in made if key in method.needs]
+    for key in needed:
+        if made[key] is None:
+            raise ValueError(f"{name} needs {key}: pass {key}={_MAKERS[key]}")
+    return build(model, *(made[key] for key in needed), **{**method.defaults, **parameters})

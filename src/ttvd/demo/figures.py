@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -30,7 +31,7 @@ PLANE_DOMAIN = Domain(
     "gaussian_noise", 4
 )  # hard enough to fail without adaptation, and clusters can still be seen
 PLANE_LR = 5e-3  # SGD, for every method that takes gradient steps: the largest value of the paper's search
-MOVES = 30  # gradient steps on one batch, so that the eye sees what one step does
+MOVE_STEPS, MOVE_LR = 10, 10 * PLANE_LR  # many large steps on one batch, so that the eye sees where they lead
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,8 +60,7 @@ class Trace:
         return float(self.wrong.mean())
 
 
-@dataclass(frozen=True, eq=False)
-class Move:
+class Move(NamedTuple):
     """Features (n, 2) of one batch before and after, and the true classes."""
 
     before: Floats
@@ -155,7 +155,7 @@ def _compute_moves(parts: SplitModel, sites: Sites, batch: tuple[Tensor, Tensor]
         fixed = parts.features(x)
     moves = {}
     for name, images, classes in (("vd", x, labels), ("ttvd", turned, np.tile(labels, VIEWS))):
-        adapter = create(name, parts, sites=sites, lr=PLANE_LR, steps=MOVES)
+        adapter = create(name, parts, sites=sites, lr=MOVE_LR, steps=MOVE_STEPS)
         assert isinstance(adapter.model, SplitModel)
         with torch.no_grad():
             before = adapter.model.features(images).double().numpy()

@@ -11,10 +11,11 @@ import torch
 
 from ttvd.adapters import methods
 from ttvd.data.digits import split_digits
-from ttvd.demo.exhibits import OURS, show_curves, show_sample
+from ttvd.demo.evidence import OURS, show_curves, show_sample
+from ttvd.demo.exhibits import show_partitions, show_structures, show_subtraction
 from ttvd.demo.figures import compute_plane
 from ttvd.demo.job import BATCH, Entry, Results
-from ttvd.demo.planes import Plane, show_partitions, show_structures, show_subtraction
+from ttvd.demo.planes import Plane
 from ttvd.demo.samples import find_sample
 from ttvd.report.page import Cell, Exhibit, Page, Table, render
 from ttvd.report.style import house_style
@@ -123,7 +124,7 @@ def _list_facts(results: Results, source: int, stream: int) -> list[tuple[str, s
             "Versions",
             f"ttvd {version('ttvd')}, torch {torch.__version__}, Python {platform.python_version()}",
         ),
-        ("Hardware", f"{_name_processor()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads"),
+        ("Hardware", f"{_name_processor()}, {os.cpu_count()} cores, torch on {torch.get_num_threads()}"),
     ]
 
 
@@ -152,6 +153,8 @@ def _write_notes(results: Results) -> list[str]:
 
 def _compare(results: Results, rival: str) -> str:
     gap = results.compare(OURS, rival)
-    ends = f"{100 * gap.low:+.2f} to {100 * gap.high:+.2f}"
+    low, middle, high = (f"{100 * share:+.2f}" for share in (gap.low, gap.difference, gap.high))
     verdict = {"better": "fewer errors", "worse": "more errors", "tie": "no clear difference"}[gap.verdict]
-    return f"{OURS} against {rival}: {100 * gap.difference:+.2f} points of error, 95 % paired interval {ends}: {verdict}."
+    return (
+        f"{OURS} against {rival}: {middle} points of error, 95% paired interval {low} to {high}: {verdict}."
+    )

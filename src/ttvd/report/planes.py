@@ -62,26 +62,16 @@ def plot_cells(diagram: Diagram, ax: Axes, *, box: Box) -> Axes:
     return _frame(ax, box)
 
 
-def plot_boundaries(diagram: Diagram, ax: Axes, *, box: Box, style: str = "-") -> Axes:
-    """Draw the exact walls between the cells of a diagram without groups.
-
-    Args:
-        diagram: Two-dimensional.
-        ax: Axes to draw on.
-        box: (xmin, ymin, xmax, ymax) to show.
-        style: Of the lines, as matplotlib names it.
-    """
+def plot_boundaries(diagram: Diagram, ax: Axes, *, box: Box, style: str = "-", colour: str = INK) -> Axes:
+    """Draw the exact walls between the cells of all sites, in a line style and colour as matplotlib names them."""
     from matplotlib.collections import PolyCollection
 
     # A larger box keeps its own sides, which are no walls, out of the picture.
     xmin, ymin, xmax, ymax = box
     dx, dy = (xmax - xmin) / 10, (ymax - ymin) / 10
-    polygons = [
-        polygon for polygon in cells(diagram, (xmin - dx, ymin - dy, xmax + dx, ymax + dy)) if len(polygon)
-    ]
-    ax.add_collection(
-        PolyCollection(polygons, facecolors="none", edgecolors=INK, linewidths=1.3, linestyles=style)
-    )
+    found = [cell for cell in cells(diagram, (xmin - dx, ymin - dy, xmax + dx, ymax + dy)) if len(cell)]
+    lines: Any = {"facecolors": "none", "edgecolors": colour, "linestyles": style, "linewidths": 1.4}
+    ax.add_collection(PolyCollection(found, **lines))
     return _frame(ax, box)
 
 
@@ -149,7 +139,9 @@ def plot_points(points: Floats, labels: Labels, ax: Axes, *, wrong: Mask | None 
     for mask, look, order in ((~marked, fine, 2), (marked, ringed, 3)):
         colours, style = [class_colour(label) for label in labels[mask]], cast(Any, look)
         # Beyond some thousand points one bitmap is smaller than a path for each.
-        ax.scatter(*points[mask].T, c=colours, rasterized=len(points) > PATHS, zorder=order, **style)
+        ax.scatter(
+            points[mask, 0], points[mask, 1], c=colours, rasterized=len(points) > PATHS, zorder=order, **style
+        )
     return ax
 
 

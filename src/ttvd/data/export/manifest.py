@@ -34,7 +34,10 @@ class Ledger:
         folder.mkdir(parents=True, exist_ok=True)
         self._compare()
         self._sums = _read_sums(folder / SUMS)
+        self._write_sums()  # without a line that a kill cut off
         self._write_manifest(complete=False)
+        for stray in folder.glob(".*.tmp"):
+            stray.unlink()
 
     def holds(self, name: str) -> bool:
         """Whether a file is finished and unchanged."""
@@ -42,7 +45,7 @@ class Ledger:
         return name in self._sums and path.is_file() and hash_file(path) == self._sums[name]
 
     def add(self, sums: Mapping[str, str]) -> None:
-        """Note finished files; a line that a kill cuts off is not counted later."""
+        """Note finished files."""
         self._sums |= sums
         with (self._folder / SUMS).open("a", encoding="utf-8") as file:
             file.writelines(f"{digest}  {name}\n" for name, digest in sums.items())
@@ -55,9 +58,7 @@ class Ledger:
         Args:
             list_files: Put the checksum of every file into the manifest; otherwise that of `SHA256SUMS`.
         """
-        lines = "".join(f"{digest}  {name}\n" for name, digest in sorted(self._sums.items()))
-        with open_atomic(self._folder / SUMS) as file:
-            file.write(lines.encode())
+        self._write_sums()
         files = self._sums if list_files else {SUMS: hash_file(self._folder / SUMS)}
         self._write_manifest(complete=True, files=dict(sorted(files.items())))
 
@@ -77,6 +78,11 @@ class Ledger:
                 raise ValueError(
                     f"{self._folder} holds another export: its {key} differs; choose another folder or delete this one"
                 )
+
+    def _write_sums(self) -> None:
+        lines = "".join(f"{digest}  {name}\n" for name, digest in sorted(self._sums.items()))
+        with open_atomic(self._folder / SUMS) as file:
+            file.write(lines.encode())
 
     def _write_manifest(self, **more: Any) -> None:
         with open_atomic(self._folder / MANIFEST) as file:

@@ -57,7 +57,7 @@ class Plan:
             "seed": self.seed,
             "severities": list(self.severities),
             "constants": self.constants,
-            "frost": frost_source(self.frost),
+            **({"frost": frost_source(self.frost)} if "frost" in self.corruptions else {}),
             "corruptions": {
                 name: [describe(name, severity, self.constants) for severity in self.severities]
                 for name in self.corruptions
