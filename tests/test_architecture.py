@@ -23,6 +23,7 @@ MAY_IMPORT = {
     "check": {"adapters"},
     "bench": {"geometry", "models", "source", "adapters", "data", "metrics"},
     "report": {"bench", "geometry", "metrics", "data"},
+    "deploy": {"models", "adapters", "data"},
     "demo": {"geometry", "models", "source", "adapters", "data", "metrics", "bench", "report"},
     "cli": {
         "geometry",

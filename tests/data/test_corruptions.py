@@ -14,9 +14,19 @@ from ttvd.data.corruptions.blur import _trace_copies
 from ttvd.data.corruptions.constants import FIELDS, TABLES
 from ttvd.data.corruptions.random import Draws
 
+FROZEN = [[1931099524, 2045345932, 227354601], [-1697866210, -1123971195, -683054260]]
 ALL = (*CORRUPTIONS, *EXTRA)
 DETERMINISTIC = {
-    *("defocus_blur", "zoom_blur", "brightness", "contrast", "pixelate", "jpeg_compression", "gaussian_blur", "saturate")
+    *(
+        "defocus_blur",
+        "zoom_blur",
+        "brightness",
+        "contrast",
+        "pixelate",
+        "jpeg_compression",
+        "gaussian_blur",
+        "saturate",
+    )
 }
 
 
@@ -44,7 +54,8 @@ def test_names_follow_the_columns_of_the_paper() -> None:
 
 @pytest.mark.parametrize("name", ALL)
 @pytest.mark.parametrize(
-    ("shape", "constants"), [((2, 3, 32, 32), "cifar"), ((2, 1, 28, 28), "cifar"), ((1, 3, 64, 72), "imagenet")]
+    ("shape", "constants"),
+    [((2, 3, 32, 32), "cifar"), ((2, 1, 28, 28), "cifar"), ((1, 3, 64, 72), "imagenet")],
 )
 def test_result_is_a_changed_8_bit_image(name: str, shape: tuple[int, ...], constants: str) -> None:
     images = make_images(*shape)
@@ -92,14 +103,16 @@ def test_seed_and_index_matter_exactly_where_there_is_chance(name: str) -> None:
 
 def test_nothing_outside_is_touched() -> None:
     state, threads = torch.get_rng_state(), torch.get_num_threads()
-    numpy_state = np.random.get_state()[1].tolist()  # type: ignore[index, union-attr]  # noqa: NPY002
+    numpy_state = np.random.get_state()[1].tolist()  # type: ignore[index]  # noqa: NPY002
     corrupt(make_images(2, 3, 32, 32), "snow")
     assert torch.equal(torch.get_rng_state(), state)
-    assert np.random.get_state()[1].tolist() == numpy_state  # type: ignore[index, union-attr]  # noqa: NPY002
+    assert np.random.get_state()[1].tolist() == numpy_state  # type: ignore[index]  # noqa: NPY002
     assert torch.get_num_threads() == threads
 
 
-@pytest.mark.parametrize("name", ["gaussian_noise", "shot_noise", "impulse_noise", "contrast", "jpeg_compression"])
+@pytest.mark.parametrize(
+    "name", ["gaussian_noise", "shot_noise", "impulse_noise", "contrast", "jpeg_compression"]
+)
 @pytest.mark.parametrize("constants", ["cifar", "imagenet"])
 def test_damage_grows_with_severity(name: str, constants: str) -> None:
     images = make_images(8, 3, 48, 48)
@@ -110,7 +123,9 @@ def test_damage_grows_with_severity(name: str, constants: str) -> None:
     assert damage == sorted(damage)
 
 
-@pytest.mark.parametrize("name", ["defocus_blur", "motion_blur", "glass_blur", "snow", "fog", "brightness", "contrast"])
+@pytest.mark.parametrize(
+    "name", ["defocus_blur", "motion_blur", "glass_blur", "snow", "fog", "brightness", "contrast"]
+)
 def test_gray_image_is_treated_like_its_colour_copy(name: str) -> None:
     gray = make_images(2, 1, 32, 32)
     colour = corrupt(gray.expand(-1, 3, -1, -1), name, 3, quantize=False)
@@ -121,11 +136,13 @@ def test_gray_image_is_treated_like_its_colour_copy(name: str) -> None:
 @given(
     name=st.sampled_from(ALL),
     severity=st.integers(1, 5),
-    height=st.integers(24, 50),
-    width=st.integers(24, 50),
+    height=st.integers(8, 50),
+    width=st.integers(8, 50),
     value=st.sampled_from([0.0, 0.5, 1.0]),
 )
-def test_flat_images_of_any_size_stay_finite(name: str, severity: int, height: int, width: int, value: float) -> None:
+def test_flat_images_of_any_size_stay_finite(
+    name: str, severity: int, height: int, width: int, value: float
+) -> None:
     for constants in TABLES:
         flat = torch.full((1, 3, height, width), value)
         result = corrupt(flat, name, severity, constants=constants, quantize=False)  # type: ignore[arg-type]
@@ -160,7 +177,9 @@ def test_normal_fields_have_normal_moments() -> None:
     assert abs(float((field.abs() > 3).double().mean()) / 0.0026998 - 1) < 0.12
 
 
-@pytest.mark.parametrize(("value", "severity", "constants"), [(200 / 255, 5, "cifar"), (0.3337, 1, "imagenet")])
+@pytest.mark.parametrize(
+    ("value", "severity", "constants"), [(100 / 255, 5, "cifar"), (0.3337, 1, "imagenet")]
+)
 def test_shot_noise_follows_the_poisson_law(value: float, severity: int, constants: str) -> None:
     photons = TABLES[constants]["shot_noise"][severity - 1][0]
     images = torch.full((16, 1, 64, 64), value)
@@ -239,6 +258,8 @@ def test_empty_batch_and_half_precision() -> None:
         (torch.rand(1, 3, 32, 4), {"name": "fog"}, ValueError, "8 or more"),
     ],
 )
-def test_bad_input_is_refused(images: Tensor, kwargs: dict[str, object], error: type[Exception], message: str) -> None:
+def test_bad_input_is_refused(
+    images: Tensor, kwargs: dict[str, object], error: type[Exception], message: str
+) -> None:
     with pytest.raises(error, match=message):
         corrupt(images, **kwargs)  # type: ignore[arg-type]

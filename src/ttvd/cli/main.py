@@ -8,6 +8,7 @@ import sys
 
 import typer
 
+from ttvd.cli.adapt import adapt
 from ttvd.cli.demo import demo
 from ttvd.cli.methods import show_methods
 
@@ -19,6 +20,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command("demo")(demo)
+app.command("adapt")(adapt)
 app.command("methods")(show_methods)
 
 

@@ -40,14 +40,16 @@ def show_sample(sample: SampleData, domain: Domain) -> Exhibit:
     caption = (
         f"A {sample.truth} under {domain.label}, and the distance from each of its rotations to the class means of "
         f"that rotation. Upright, it lies nearest to the {nearest[0]}s; {_list(right)} nearest to the "
-        f"{sample.truth}s, and the joint influence, the sum of distance^({GAMMA:g}) over the four views, settles on "
-        f"{chosen}. Of {sample.seen} such digits (batch statistics, no other adaptation) four views correct "
-        f"{sample.found} mistakes of the upright view and make {sample.spoilt} new ones; this is the clearest case."
+        f"{sample.truth}s, and the joint influence settles on {chosen}."
+    )
+    details = (
+        f"Influence: sum of distance^({GAMMA:g}) over the views. Features with batch statistics, no other adaptation. "
+        f"Of {sample.seen} digits, four views correct {sample.found} mistakes of the upright view and make "
+        f"{sample.spoilt} new ones; this is the one whose smaller margin, wrong before or right after, is largest."
     )
     key = ((RIGHT, "true class"), (WRONG, "predicted class, where it is wrong"), (MUTED, "other classes"))
-    return Exhibit(
-        "A digit that four views correct (the paper's sample analysis)", caption, (Strip(panels, 5),), key
-    )
+    title = "A digit that four views correct (the paper's sample analysis)"
+    return Exhibit(title, caption, (Strip(panels, 5),), key, details)
 
 
 def _list(angles: Sequence[str]) -> str:

@@ -45,6 +45,7 @@ def write_page(results: Results, path: Path, *, folder: Path | None = None, quic
         _list_facts(results, len(source), len(images)),
         make_table(results),
         _write_notes(results),
+        [(entry.label, _explain(entry)) for entry in results.entries],
         exhibits,
     )
     path.write_text(render(page), encoding="utf-8")
@@ -97,13 +98,26 @@ def _kept_cell(results: Results, entry: Entry) -> Cell:
 
 
 def _write_lead(results: Results) -> list[str]:
+    means = {entry.label: _mean_error(results, entry.label) for entry in results.entries}
+    shown = [f"{label} {means[label]:.2%}" for label in (*RIVALS, OURS) if label in means]
     corruptions = ", ".join(domain.label for domain in results.domains)
     return [
         "A classifier is trained on clean digits and then meets corrupted ones, batch after batch, without labels. "
-        "Each method below predicts a batch and may learn from it before it sees the next; after each corruption it "
+        "Each method predicts a batch and may learn from it before it sees the next one; with each corruption it "
         "starts afresh.",
-        f"Corruptions (name and severity from 1 to 5, generated with ImageNet-C's constants): {corruptions}.",
+        f"Corruptions, generated with ImageNet-C's constants, and their severities from 1 to 5: {corruptions}. Mean "
+        f"error: {', '.join(shown)}.",
     ]
+
+
+def _mean_error(results: Results, label: str) -> float:
+    return float(np.mean([record.metrics().compute()["error"] for record in results.of(label)]))
+
+
+def _explain(entry: Entry) -> str:
+    """What the registry says of the method, and how it is used here."""
+    summary = methods()[entry.method].summary
+    return summary if entry.views == 1 else f"{summary} On the mean over {entry.views} rotations."
 
 
 def _list_facts(results: Results, source: int, stream: int) -> list[tuple[str, str]]:
@@ -124,7 +138,7 @@ def _list_facts(results: Results, source: int, stream: int) -> list[tuple[str, s
             "Versions",
             f"ttvd {version('ttvd')}, torch {torch.__version__}, Python {platform.python_version()}",
         ),
-        ("Hardware", f"{_name_processor()}, {os.cpu_count()} cores, torch on {torch.get_num_threads()}"),
+        ("Hardware", f"{_name_processor()}, {os.cpu_count()} cores, {torch.get_num_threads()} used by torch"),
     ]
 
 
@@ -144,8 +158,8 @@ def _write_notes(results: Results) -> list[str]:
     notes = [_compare(results, rival) for rival in RIVALS if {OURS, rival} <= labels]
     return [
         *notes,
-        "SLA entries and the diagram methods use a model that was trained on the four rotations of each digit and "
-        "average them at test time: compare ttvd with SLA + bn to see what adaptation adds to that.",
+        "SLA entries and the diagram methods use a model that was trained on the four rotations of each digit: "
+        "compare ttvd with SLA + bn to see what its adaptation adds to that.",
         "ECE: calibration error over each stream in 15 bins, averaged over corruptions. Time: median batch, prediction "
         "and adaptation. Kept: share of the digits that took part in the gradient step.",
     ]

@@ -16,11 +16,11 @@ _SITES = ".sites.safetensors"
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """A trained model, its sites where there are some, and the card that says where it comes from."""
+    """A trained model, its sites where there are some, and the card that says where it comes from, likewise."""
 
     model: nn.Module
-    sites: Sites | None
-    card: Card
+    sites: Sites | None = None
+    card: Card | None = None
 
 
 def _folder(folder: str | os.PathLike[str] | None) -> Path:

@@ -96,7 +96,7 @@ def plot_reliability(reliability: Reliability, ax: Axes) -> Axes:
         left,
         gap,
         bottom=low,
-        facecolor="none",
+        facecolor="#ffffff90",
         edgecolor=WRONG,
         hatch="////",
         label="gap to confidence",

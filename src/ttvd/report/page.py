@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import io
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ttvd.report.style import house_style
@@ -51,13 +51,15 @@ class Exhibit:
         title: What it is about.
         caption: What to see, in plain sentences.
         strips: Rows of pictures.
-        key: Colours or signs and what they mean.
+        key: Colours (or ``"ring"``) and what they mean.
+        details: How it was drawn, in small print below.
     """
 
     title: str
     caption: str
     strips: Sequence[Strip]
     key: Sequence[tuple[str, str]] = ()
+    details: str = ""
 
 
 @dataclass(frozen=True)
@@ -88,6 +90,7 @@ class Page:
         facts: Names and values: how the numbers were made.
         table: The results.
         notes: Sentences below the table.
+        terms: Words and their meanings, to unfold.
         exhibits: The figures.
     """
 
@@ -96,7 +99,8 @@ class Page:
     facts: Sequence[tuple[str, str]]
     table: Table
     notes: Sequence[str] = ()
-    exhibits: Sequence[Exhibit] = field(default_factory=tuple)
+    terms: Sequence[tuple[str, str]] = ()
+    exhibits: Sequence[Exhibit] = ()
 
 
 def encode(drawn: Axes | Figure) -> str:

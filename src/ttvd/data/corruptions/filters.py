@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-Border = Literal["nearest", "reflect"]
+Border = Literal["nearest", "reflect", "mirror"]
 SLACK = 2.0**-12
 LUMA = (0.299, 0.587, 0.114)
 
@@ -51,12 +51,10 @@ def blur(x: Tensor, sigma: float, truncate: float = 4.0, border: Border = "neare
 
 
 def _blur_by_shifts(x: Tensor, axis: int, sigma: float, radius: int, border: Border) -> Tensor:
-    length = x.shape[axis]
-    place = torch.from_numpy(_fold(np.arange(-radius, length + radius), length, border)).to(x.device)
-    padded = x.index_select(axis, place)
+    padded = _pad(x, axis, radius, border)
     out = torch.zeros_like(x)
     for shift, weight in enumerate(_gaussian_weights(sigma, radius)):
-        out.add_(padded.narrow(axis, shift, length), alpha=float(weight))
+        out.add_(padded.narrow(axis, shift, x.shape[axis]), alpha=float(weight))
     return out
 
 
@@ -82,19 +80,28 @@ def _gaussian_weights(sigma: float, radius: int) -> npt.NDArray[np.float64]:
     return normalised
 
 
+def _pad(x: Tensor, axis: int, width: int, border: Border) -> Tensor:
+    size = x.shape[axis]
+    outside = np.concatenate([np.arange(-width, 0), np.arange(size, size + width)])
+    frame = x.index_select(axis, torch.from_numpy(_fold(outside, size, border)).to(x.device))
+    before, after = frame.split(width, dim=axis)
+    return torch.cat([before, x, after], dim=axis)
+
+
 def _fold(place: npt.NDArray[np.int64], size: int, border: Border) -> npt.NDArray[np.int64]:
-    """Bring places beyond the border back: to the edge pixel, or mirrored with the edge pixel repeated."""
+    """Bring places beyond the border back: to the edge, or mirrored with the edge twice (reflect) or once (mirror)."""
     if border == "nearest":
         return place.clip(0, size - 1)
-    place = place % (2 * size)
-    return np.minimum(place, 2 * size - 1 - place)
+    turn = 2 * size - 1 if border == "reflect" else 2 * size - 2
+    place = place % (turn + 1 if border == "reflect" else turn)
+    return np.minimum(place, turn - place)
 
 
 def correlate(x: Tensor, kernel: Tensor) -> Tensor:
-    """Correlate every channel with one odd-sided kernel; borders mirror without repeating the edge."""
+    """Correlate every channel with one odd-sided square kernel; borders mirror without repeating the edge."""
     b, c, h, w = x.shape
-    pad_y, pad_x = kernel.shape[0] // 2, kernel.shape[1] // 2
-    padded = F.pad(x, (pad_x, pad_x, pad_y, pad_y), mode="reflect")
+    width = kernel.shape[0] // 2
+    padded = _pad(_pad(x, 2, width, "mirror"), 3, width, "mirror")
     # One group for each plane is several times faster on CPU than a batch of planes; float64 keeps TF32 away.
     dtype = torch.float64 if x.is_cuda else x.dtype
     planes = padded.to(dtype).view(1, b * c, *padded.shape[-2:])

@@ -34,7 +34,7 @@ def export_set(
 
     Args:
         source: An `ImageSet` or an `ImageFolder`.
-        out: Folder of the result; one that holds another export is refused.
+        out: Folder of the result; corruptions are added to those there, another kind of export is refused.
         plan: Corruptions, severities, seed and constants; the 15 usual ones at all severities unless given.
         layout: "cifar" writes one .npy file for each corruption with the severities stacked, and labels.npy;
             "folder" writes pictures as corruption/severity/class/picture.

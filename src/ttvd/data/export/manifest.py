@@ -1,15 +1,15 @@
 """The record of an export: what was asked for, and the checksum of every file that is finished.
 
-`manifest.json` says what the export is and, once it is complete, holds the checksums (those of a tree of pictures by
-way of `SHA256SUMS`, which can be millions). `SHA256SUMS` grows while the export runs and is what a second run reads
-to find out what is done; `sha256sum --check SHA256SUMS` verifies a finished export.
+`manifest.json` says what the export is, which corruptions are finished, and the checksums (those of a tree of
+pictures, which can be millions, by way of `SHA256SUMS`). `SHA256SUMS` grows while the export runs and tells the next
+run what is done; `sha256sum --check SHA256SUMS` verifies an export.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,17 +25,18 @@ class Ledger:
 
     Args:
         folder: Where the export goes.
-        settings: What it depends on. A folder that was begun with others is refused.
+        settings: What it depends on. A folder that was begun with others is refused, but corruptions may be added.
     """
 
     def __init__(self, folder: Path, settings: Mapping[str, Any]) -> None:
         self._folder = folder
-        self._settings = dict(settings)
+        self._settings = json.loads(json.dumps(settings))
+        self._finished: set[str] = set()
         folder.mkdir(parents=True, exist_ok=True)
         self._compare()
         self._sums = _read_sums(folder / SUMS)
         self._write_sums()  # without a line that a kill cut off
-        self._write_manifest(complete=False)
+        self._write_manifest()
         for stray in folder.glob(".*.tmp"):
             stray.unlink()
 
@@ -52,15 +53,17 @@ class Ledger:
             file.flush()
             os.fsync(file.fileno())
 
-    def close(self, *, list_files: bool) -> None:
-        """Declare the export complete.
+    def close(self, corruptions: Iterable[str], *, list_files: bool) -> None:
+        """Declare corruptions finished.
 
         Args:
+            corruptions: Those of this run.
             list_files: Put the checksum of every file into the manifest; otherwise that of `SHA256SUMS`.
         """
+        self._finished |= set(corruptions)
         self._write_sums()
         files = self._sums if list_files else {SUMS: hash_file(self._folder / SUMS)}
-        self._write_manifest(complete=True, files=dict(sorted(files.items())))
+        self._write_manifest(files=dict(sorted(files.items())))
 
     def _compare(self) -> None:
         path = self._folder / MANIFEST
@@ -68,16 +71,16 @@ class Ledger:
             return
         try:
             found = json.loads(path.read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise ValueError(
-                f"{path} is damaged ({error}); choose another folder or delete this one"
-            ) from error
-        wanted = json.loads(json.dumps(self._settings))
-        for key, value in wanted.items():
-            if not isinstance(found, dict) or found.get(key) != value:
+            made, finished = dict(found["corruptions"]), set(found["finished"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"{path} is damaged ({error!r}); choose another folder or delete this one") from error
+        for key, value in self._settings.items():
+            if key != "corruptions" and found.get(key) != value:
                 raise ValueError(
                     f"{self._folder} holds another export: its {key} differs; choose another folder or delete this one"
                 )
+        self._settings["corruptions"] |= made
+        self._finished = finished
 
     def _write_sums(self) -> None:
         lines = "".join(f"{digest}  {name}\n" for name, digest in sorted(self._sums.items()))
@@ -86,7 +89,8 @@ class Ledger:
 
     def _write_manifest(self, **more: Any) -> None:
         with open_atomic(self._folder / MANIFEST) as file:
-            file.write(json.dumps({**self._settings, **more}, indent=2).encode() + b"\n")
+            content = {**self._settings, "finished": sorted(self._finished), **more}
+            file.write(json.dumps(content, indent=2).encode() + b"\n")
 
 
 def _read_sums(path: Path) -> dict[str, str]:

@@ -50,6 +50,11 @@ class Plan:
         if list(self.severities) != sorted(self.severities):
             raise ValueError(f"severities must ascend, got {list(self.severities)}")
         check_choice(self.constants, ("cifar", "imagenet"), "table of constants")
+        check_choice(self.frost, ("procedural", "pictures"), "kind of frost")
+        try:
+            torch.empty(0, device=self.device)
+        except (RuntimeError, AssertionError) as error:
+            raise ValueError(f"the device {self.device!r} cannot be used here: {error}") from error
 
     def describe(self) -> dict[str, Any]:
         """Return everything that the result depends on, for the manifest."""
@@ -57,7 +62,7 @@ class Plan:
             "seed": self.seed,
             "severities": list(self.severities),
             "constants": self.constants,
-            **({"frost": frost_source(self.frost)} if "frost" in self.corruptions else {}),
+            "frost": frost_source(self.frost),
             "corruptions": {
                 name: [describe(name, severity, self.constants) for severity in self.severities]
                 for name in self.corruptions

@@ -31,7 +31,7 @@ def write_stacks(
         else:
             digest = _write_corruption(source, out / f"{name}.npy", plan, advance, workers)
             ledger.add({f"{name}.npy": digest})
-    ledger.close(list_files=True)
+    ledger.close(plan.corruptions, list_files=True)
 
 
 def _write_corruption(source: LabelledImages, path: Path, plan: Plan, advance: Advance, workers: int) -> str:

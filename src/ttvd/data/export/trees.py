@@ -46,7 +46,7 @@ def write_trees(
                         digests = pool.map(_write_picture, [out / path for path in paths], pixels)
                         ledger.add(dict(zip(paths, digests, strict=True)))
                     advance(corruption, len(paths))
-    ledger.close(list_files=False)
+    ledger.close(plan.corruptions, list_files=False)
 
 
 def name_pictures(source: LabelledImages, image_format: Format) -> list[str]:

@@ -1,0 +1,149 @@
+"""Unlabelled images to predict: a folder, a list of files, or an array."""
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ttvd.data.sets.folder import SUFFIXES, read_image
+
+OnUnreadable = Literal["stop", "skip"]
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Named images in a fixed order, read when they are asked for.
+
+    Attributes:
+        names: One for each image, as the predictions will call it.
+        read: Gives an image by its position: float (c, h, w) in [0, 1].
+    """
+
+    names: Sequence[str]
+    read: Callable[[int], Tensor]
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Images that arrived together.
+
+    Attributes:
+        positions: Of the images in the inputs.
+        images: (b, c, h, w); no images if none of the batch could be read.
+        unreadable: Positions and reasons of those that were left out.
+    """
+
+    positions: list[int]
+    images: Tensor | None
+    unreadable: list[tuple[int, str]]
+
+
+def open_inputs(
+    path: Path, *, resize: int | None = None, crop: int | None = None, gray: bool = False
+) -> Inputs:
+    """Find the images at a path.
+
+    Args:
+        path: A folder (all pictures below it, sorted by path), a ``.txt`` list (one path a line, relative to the list),
+            or an ``.npy`` array (n, c, h, w), (n, h, w, c) or (n, h, w) of bytes or floats in [0, 1].
+        resize: Length of the shorter side of pictures before cropping.
+        crop: Side of the square cut from the centre of pictures.
+        gray: Turn pictures into one channel.
+    """
+    if path.suffix == ".npy":
+        return _open_array(path)
+    if path.is_dir():
+        files = sorted(p for p in path.rglob("*") if p.suffix.lower() in SUFFIXES and p.is_file())
+        names = [str(file.relative_to(path)) for file in files]
+    elif path.suffix == ".txt":
+        names = [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+        files = [path.parent / name for name in names]
+    else:
+        raise ValueError(f"{path} is no folder, .npy array or .txt list of files")
+    if not files:
+        raise ValueError(f"{path} holds no pictures ({', '.join(sorted(SUFFIXES))})")
+    return Inputs(names, lambda i: _read_picture(files[i], resize, crop, gray))
+
+
+def _read_picture(path: Path, resize: int | None, crop: int | None, gray: bool) -> Tensor:
+    image = read_image(path, resize, crop)
+    # The weights of ITU-R 601, which Pillow uses too.
+    return (
+        (image * torch.tensor([0.299, 0.587, 0.114])[:, None, None]).sum(0, keepdim=True) if gray else image
+    )
+
+
+def _open_array(path: Path) -> Inputs:
+    try:
+        array = np.load(path, mmap_mode="r", allow_pickle=False)
+    except ValueError as error:
+        raise ValueError(
+            f"{path} cannot be read without running code from it, or is damaged: {error}"
+        ) from error
+    if array.ndim not in (3, 4) or len(array) == 0:
+        raise ValueError(
+            f"{path} must hold images (n, c, h, w), (n, h, w, c) or (n, h, w), got {array.shape}"
+        )
+    if array.dtype != np.uint8 and not np.issubdtype(array.dtype, np.floating):
+        raise ValueError(f"{path} must hold bytes or floats in [0, 1], got {array.dtype}")
+    last = array.ndim == 4 and array.shape[1] not in (1, 3) and array.shape[3] in (1, 3)
+
+    def read(position: int) -> Tensor:
+        image = torch.from_numpy(np.array(array[position]))
+        image = image.float().div_(255) if image.dtype == torch.uint8 else image.float()
+        return image[None] if array.ndim == 3 else image.permute(2, 0, 1) if last else image
+
+    return Inputs([str(i) for i in range(len(array))], read)
+
+
+def iterate_batches(
+    inputs: Inputs, size: int, *, on_unreadable: OnUnreadable = "stop", start: int = 0, workers: int = 4
+) -> Iterator[Batch]:
+    """Batches in the order of the inputs; the next ones are read in threads while one is used.
+
+    Args:
+        inputs: What to read.
+        size: Images in a batch, those included that turn out to be unreadable.
+        on_unreadable: ``"stop"`` raises, ``"skip"`` leaves the image out and says so in the batch.
+        start: Position to begin with.
+        workers: Threads that read; at most four batches wait in memory.
+    """
+    if size < 1:
+        raise ValueError(f"a batch needs at least 1 image, got {size}")
+
+    def attempt(position: int) -> Tensor | ValueError | OSError:
+        try:
+            return inputs.read(position)
+        except (ValueError, OSError) as error:
+            return error
+
+    with ThreadPoolExecutor(workers) as pool:
+        ahead = iter(range(start, len(inputs)))
+        waiting = [(p, pool.submit(attempt, p)) for p in islice(ahead, 4 * size)]
+        while waiting:
+            now, waiting = waiting[:size], waiting[size:]
+            waiting += [(p, pool.submit(attempt, p)) for p in islice(ahead, len(now))]
+            yield _collate([(p, future.result()) for p, future in now], on_unreadable)
+
+
+def _collate(items: list[tuple[int, Tensor | ValueError | OSError]], on_unreadable: OnUnreadable) -> Batch:
+    good = [(p, image) for p, image in items if isinstance(image, Tensor)]
+    bad = [(p, error) for p, error in items if not isinstance(error, Tensor)]
+    if bad and on_unreadable == "stop":
+        raise bad[0][1]
+    shapes = {tuple(image.shape) for _, image in good}
+    if len(shapes) > 1:
+        raise ValueError(
+            f"images of one stream must have one size, got {sorted(shapes)[:3]}; resize and crop them"
+        )
+    images = torch.stack([image for _, image in good]) if good else None
+    return Batch([p for p, _ in good], images, [(p, str(error)) for p, error in bad])
