@@ -191,7 +191,7 @@ def test_a_state_of_another_method_is_refused(digits: Path, tmp_path: Path) -> N
         (np.zeros((4, 8, 8), np.int32), "bytes or floats"),
     ],
 )
-def test_arrays_that_are_no_images(tmp_path: Path, array: np.ndarray, message: str) -> None:  # type: ignore[type-arg]
+def test_arrays_that_are_no_images(tmp_path: Path, array: np.ndarray, message: str) -> None:
     np.save(tmp_path / "a.npy", array)
     with pytest.raises(ValueError, match=message):
         open_inputs(tmp_path / "a.npy")

@@ -26,16 +26,8 @@ MAY_IMPORT = {
     "deploy": {"models", "adapters", "data"},
     "demo": {"geometry", "models", "source", "adapters", "data", "metrics", "bench", "report"},
     "cli": {
-        "geometry",
-        "models",
-        "source",
-        "adapters",
-        "data",
-        "metrics",
-        "bench",
-        "report",
-        "demo",
-        "check",
+        *("geometry", "models", "source", "adapters", "data", "metrics"),
+        *("bench", "report", "demo", "deploy", "check"),
     },
 }
 LIGHT = {"torch", "numpy", "ttvd", *sys.stdlib_module_names}

@@ -65,9 +65,7 @@ def contact_sheet(
 
 def draw_image(ax: Axes, image: Tensor) -> Axes:
     """Show a (c, h, w) image without ticks; grey images from black to white."""
-    pixels = (
-        image.detach().cpu().permute(1, 2, 0).squeeze(2) if image.shape[0] == 1 else image.permute(1, 2, 0)
-    )
-    ax.imshow(pixels.detach().cpu().numpy(), cmap="gray", vmin=0, vmax=1, interpolation="nearest")
+    pixels = image.detach().cpu().permute(1, 2, 0)
+    ax.imshow(pixels.squeeze(2) if pixels.shape[2] == 1 else pixels, cmap="gray", vmin=0, vmax=1)
     ax.set(xticks=[], yticks=[])
     return ax

@@ -73,7 +73,9 @@ class Ledger:
             found = json.loads(path.read_text(encoding="utf-8"))
             made, finished = dict(found["corruptions"]), set(found["finished"])
         except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{path} is damaged ({error!r}); choose another folder or delete this one") from error
+            raise ValueError(
+                f"{path} is damaged ({error!r}); choose another folder or delete this one"
+            ) from error
         for key, value in self._settings.items():
             if key != "corruptions" and found.get(key) != value:
                 raise ValueError(

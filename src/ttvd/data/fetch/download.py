@@ -108,7 +108,7 @@ def _receive(url: str, part: Path, start: int, report: Callable[[int, int | None
             raise
         if error.headers.get("Content-Range", "").endswith(f"/{start}"):
             return True  # everything had arrived
-        part.unlink()
+        part.write_bytes(b"")  # longer than the file: it is of another one
         return False
     with response:
         if response.status != 206:

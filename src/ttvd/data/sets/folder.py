@@ -23,7 +23,7 @@ SUFFIXES = frozenset((".bmp", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", "
 class ImageFolder:
     """Pictures in class folders, as a map-style data set: item i is (float image in [0, 1], label).
 
-    Classes are the names of the folders in sorted order, pictures are sorted by path; that is torchvision's order.
+    Classes are the names of the folders in sorted order; pictures come in torchvision's order, folder by folder.
 
     Args:
         root: Holds one folder for each class.
@@ -146,10 +146,10 @@ def _list_classes(root: Path) -> tuple[str, ...]:
 def _list_pictures(root: Path, label: str) -> list[str]:
     paths = [
         os.path.relpath(os.path.join(folder, file), root)
-        for folder, _, files in os.walk(root / label, followlinks=True)
-        for file in files
+        for folder, _, files in sorted(os.walk(root / label, followlinks=True))
+        for file in sorted(files)
         if os.path.splitext(file)[1].lower() in SUFFIXES
     ]
     if not paths:
         raise ValueError(f"the class folder {root / label} has no pictures ({', '.join(sorted(SUFFIXES))})")
-    return sorted(paths)
+    return paths
