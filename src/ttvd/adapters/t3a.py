@@ -5,8 +5,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ttvd.adapters.base import Adapter
-from ttvd.adapters.objectives import entropy
 from ttvd.adapters.registry import register
+from ttvd.adapters.supports import Supports
 from ttvd.models.norms import Statistics
 from ttvd.models.split import SplitModel, split
 
@@ -44,8 +44,6 @@ class T3A(Adapter):
 
     prediction = "after"
     model: SplitModel
-    features: Tensor
-    entropies: Tensor
 
     def __init__(self, model: nn.Module, *, supports: int = 100) -> None:
         super().__init__(split(model), statistics=Statistics.source())
@@ -53,11 +51,14 @@ class T3A(Adapter):
             raise ValueError(f"supports must be at least 1, or -1 for all; got {supports}")
         self.supports = supports
         rows = self.model.linear.weight.detach()
-        classes, slots = self.model.linear.out_features, max(supports, 1)
-        self.register_buffer("features", rows.new_zeros(classes, slots, rows.shape[1]))
-        self.register_buffer("entropies", rows.new_full((classes, slots), float("inf")))
+        self.memory = Supports(len(rows), max(supports, 1), rows.shape[1:], rows)
         with torch.no_grad():
             self._collect(rows, self.model.head(rows))
+
+    @property
+    def features(self) -> Tensor:
+        """The normalised supports (k, m, d), or with ``supports=-1`` their sum (k, 1, d)."""
+        return self.memory.items
 
     def output(self, x: Tensor) -> Tensor:
         """Scores against the present templates."""
@@ -76,17 +77,8 @@ class T3A(Adapter):
     def _collect(self, z: Tensor, logits: Tensor) -> None:
         """Offer features to the supports of their predicted classes; keep the most certain."""
         unit = F.normalize(z, dim=1)
-        mine = logits.argmax(1) == torch.arange(logits.shape[1], device=z.device)[:, None]  # (k, b)
         if self.supports == -1:
-            self.features += (mine.to(unit.dtype) @ unit)[:, None]
-            return
-        offered = torch.where(mine, entropy(logits), float("inf"))
-        everything = torch.cat([self.entropies, offered], 1)
-        best, order = everything.sort(dim=1, stable=True)
-        order, slots = order[:, : self.supports], self.supports
-        own = torch.arange(len(order), device=z.device)[:, None] * slots
-        index = torch.where(order < slots, own + order, order - slots + self.features.shape[0] * slots)
-        pool = torch.cat([self.features.flatten(0, 1), unit])
-        present = best[:, :slots].isfinite()[..., None]
-        self.features.copy_(torch.where(present, pool[index], torch.zeros_like(self.features)))
-        self.entropies.copy_(best[:, :slots])
+            mine = logits.argmax(1) == torch.arange(logits.shape[1], device=z.device)[:, None]  # (k, b)
+            self.features.add_((mine.to(unit.dtype) @ unit)[:, None])
+        else:
+            self.memory.offer(unit, logits)

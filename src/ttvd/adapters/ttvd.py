@@ -117,6 +117,7 @@ class TTVD(GradientAdapter):
             weight = weight[:: self.head_views]
             bias = None if bias is None else bias[:: self.head_views]
         self.voronoi = sites.diagram(self.views).to(device=device)
+        self.joint_voronoi = sites.diagram().to(device=device)
         self.power = Diagram.from_linear(weight, bias, views=min(self.views, self.head_views))
 
     def output(self, x: Tensor) -> Tensor:
@@ -159,7 +160,7 @@ class TTVD(GradientAdapter):
             return entropy(out)
         judged = logits[: self.power.views]  # a head without rotations judges the upright view alone
         if self.objective == "joint":
-            apart = distances(z.flatten(0, 1), self.voronoi).unflatten(0, z.shape[:2])
+            apart = distances(z.flatten(0, 1), self.joint_voronoi).unflatten(0, z.shape[:2])
             return entropy(judged).mean(0) + entropy(-apart).mean(0)
         known = torch.arange(len(judged), device=z.device)[:, None]
         cell = out.detach().argmax(1) * self.head_views + known
@@ -168,7 +169,11 @@ class TTVD(GradientAdapter):
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         super()._apply(fn, recurse)
         device = self.model.linear.weight.device
-        self.voronoi, self.power = self.voronoi.to(device=device), self.power.to(device=device)
+        self.voronoi, self.joint_voronoi = (
+            self.voronoi.to(device=device),
+            self.joint_voronoi.to(device=device),
+        )
+        self.power = self.power.to(device=device)
         return self
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 
 from ttvd.data.corruptions import describe
-from ttvd.demo.figures import GAMMA, MOVE_LR, MOVE_STEPS, PLANE_DOMAIN, PLANE_LR, VIEWS, Move
+from ttvd.demo.figures import GAMMA, MOVE_LR, MOVE_STEPS, MOVED, PLANE_DOMAIN, PLANE_LR, VIEWS, Floats, Labels
 from ttvd.demo.planes import NAMES, TURNED, Plane
-from ttvd.geometry import Diagram, assign, margin
+from ttvd.geometry import Diagram, margin, power_distances
 from ttvd.report import planes
 from ttvd.report.page import Exhibit, Panel, Strip, encode
 from ttvd.report.style import class_colour, new_panel
@@ -135,19 +136,20 @@ def show_structures(plane: Plane) -> Exhibit:
         )
         panels.append(Panel(encode(ax), f"{name.upper()} over the features of all rotations"))
     away = [margin(torch.from_numpy(z), walls).mean() for z in plane.data.moves["vd"][:2]]
-    home = [_count_home(z, plane.data.moves["ttvd"], plane.data.diagrams["cipd"]) for z in (0, 1)]
+    pulled = plane.data.moves["ttvd"]
+    loss = [_measure_loss(z, pulled.labels, plane.data.diagrams["cipd"]) for z in pulled[:2]]
     caption = (
         f"VD has one site for each digit, of its upright view, and cuts through the rotated ones; CIVD gives each "
         f"digit a cluster of {VIEWS} sites and bends its walls around it; CIPD takes weighted sites from the head. "
         f"Below, a batch is brought back by its own statistics; then the VD loss pushes it away from the walls (mean "
         f"distance {away[0]:.1f} before, {away[1]:.1f} after), and TTVD pulls each view towards the cell of the agreed "
-        f"digit and its known rotation ({home[0]:.0%} of the views lie in their own before, {home[1]:.0%} after)."
+        f"digit and its known rotation (mean cross-entropy to the true one {loss[0]:.2f} before, {loss[1]:.2f} after)."
     )
     details = (
         f"Features of all four rotations, with batch statistics. CIVD: joint influence with exponent {GAMMA:g} on "
         f"{plane.resolution} x {plane.resolution} points. CIPD: exact cells of its {VIEWS * len(NAMES)} pairs of digit "
-        f"and rotation. Arrows: {MOVE_STEPS} steps on one batch with learning rate {MOVE_LR:g}, more than in use, to "
-        f"make the direction visible."
+        f"and rotation. Arrows: {MOVE_STEPS} steps on a batch of {MOVED} with learning rate {MOVE_LR:g}, more than in "
+        f"use, to make the direction visible."
     )
     strips = (
         Strip(panels, 3, "The same features on three diagrams"),
@@ -163,9 +165,8 @@ def _show_move(plane: Plane, name: str, ground: str, title: str) -> Panel:
     return Panel(encode(ax), f"Arrows: where the features of one batch go by {title}")
 
 
-def _count_home(when: int, move: Move, joint: Diagram) -> float:
-    """Share of the views, before (0) or after (1) a move, in the cell of their own class and rotation."""
-    points = torch.from_numpy(move[when])
+def _measure_loss(points: Floats, labels: Labels, joint: Diagram) -> float:
+    """Mean cross-entropy of the views (view-major) to the cells of their own class and rotation."""
     views = torch.arange(joint.views).repeat_interleave(len(points) // joint.views)
-    cell = assign(points, Diagram(joint.sites, joint.weights))
-    return float((cell == torch.from_numpy(move.labels) * joint.views + views).double().mean())
+    scores = -power_distances(torch.from_numpy(points), Diagram(joint.sites, joint.weights))
+    return float(F.cross_entropy(scores, torch.from_numpy(labels) * joint.views + views))

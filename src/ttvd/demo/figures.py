@@ -31,7 +31,8 @@ PLANE_DOMAIN = Domain(
     "gaussian_noise", 4
 )  # hard enough to fail without adaptation, and clusters can still be seen
 PLANE_LR = 5e-3  # SGD, for every method that takes gradient steps: the largest value of the paper's search
-MOVE_STEPS, MOVE_LR = 10, 10 * PLANE_LR  # many large steps on one batch, so that the eye sees where they lead
+MOVED = 32  # digits of the batch whose moves are drawn
+MOVE_STEPS, MOVE_LR = 10, 4 * PLANE_LR  # many large steps on one batch, so that the eye sees where they lead
 
 
 @dataclass(frozen=True, eq=False)
@@ -149,7 +150,7 @@ def _build_adapters(parts: SplitModel, sites: Sites) -> dict[str, Adapter]:
 
 def _compute_moves(parts: SplitModel, sites: Sites, batch: tuple[Tensor, Tensor]) -> dict[str, Move]:
     """Where the features of one batch go: by its statistics, and then by gradient steps."""
-    x, labels = batch[0], batch[1].numpy()
+    x, labels = batch[0][:MOVED], batch[1][:MOVED].numpy()
     turned = rotate(x, VIEWS)
     with torch.no_grad():
         fixed = parts.features(x)

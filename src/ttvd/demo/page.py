@@ -55,9 +55,9 @@ def write_page(results: Results, path: Path, *, folder: Path | None = None, quic
 def _draw_exhibits(
     results: Results, images: torch.Tensor, labels: torch.Tensor, folder: Path | None, quick: bool
 ) -> list[Exhibit]:
-    few = (labels < 3).nonzero()[:, 0][: 256 if quick else None]
+    few = (labels < 3).nonzero()[:, 0][: 3 * BATCH if quick else None]
     data = compute_plane(images[few], labels[few], folder=folder, seed=results.seed)
-    searched, domain = slice(256 if quick else SEARCHED), results.domains[0]
+    searched, domain = slice(4 * BATCH if quick else SEARCHED), results.domains[0]
     sample = find_sample(images[searched], labels[searched], domain, folder=folder, seed=results.seed)
     with house_style():
         plane = Plane(data, 200 if quick else 400)

@@ -27,7 +27,7 @@ class Statistics:
     Attributes:
         prior: p, between 0 (the batch alone) and 1 (the source alone).
         count: If given, p = count / (count + batch size) instead: a pseudo-count of source samples (Schneider et
-            al. 2020), which trusts a small batch less.
+            al. 2020), which trusts a small batch less. The batch is what is forwarded: views count.
         momentum: If given, the statistics are an average that follows the stream:
             average <- (1 - momentum) * average + momentum * batch, starting at the source; ``prior`` is not used.
 

@@ -11,16 +11,19 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from ttvd.models.instance_norm import InstanceAwareBatchNorm2d
 from ttvd.models.normalize import CIFAR10_MEAN, CIFAR10_STD, Normalize
 
 
 def make_norm(norm: str, channels: int) -> nn.Module:
-    """The normalisation layer called ``batch`` or ``group`` (eight groups, as TTAB and TTT have it)."""
+    """The layer called ``batch``, ``instance-aware`` or ``group`` (eight groups, as TTAB and TTT have it)."""
     if norm == "batch":
         return nn.BatchNorm2d(channels)
     if norm == "group":
         return nn.GroupNorm(8, channels)
-    raise ValueError(f"norm must be 'batch' or 'group', got {norm!r}")
+    if norm == "instance-aware":
+        return InstanceAwareBatchNorm2d(channels)
+    raise ValueError(f"norm must be 'batch', 'group' or 'instance-aware', got {norm!r}")
 
 
 class BasicBlock(nn.Module):

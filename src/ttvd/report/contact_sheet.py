@@ -65,7 +65,7 @@ def contact_sheet(
 
 def draw_image(ax: Axes, image: Tensor) -> Axes:
     """Show a (c, h, w) image without ticks; grey images from black to white."""
-    pixels = image.detach().cpu().permute(1, 2, 0)
+    pixels = image.detach().cpu().permute(1, 2, 0).numpy()
     ax.imshow(pixels.squeeze(2) if pixels.shape[2] == 1 else pixels, cmap="gray", vmin=0, vmax=1)
     ax.set(xticks=[], yticks=[])
     return ax

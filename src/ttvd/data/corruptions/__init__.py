@@ -51,9 +51,6 @@ _FUNCTIONS: Final[Mapping[str, Corruption]] = {
 }
 """Every corruption, in the order of the columns of the published tables; the order numbers the random streams."""
 
-# A part of this many values stays in a core's cache, or fills a device without filling its memory.
-_VALUES_PER_PART: Final = {"cpu": 1 << 19, "cuda": 1 << 25}
-
 CORRUPTIONS: Final = tuple(_FUNCTIONS)[:15]
 EXTRA: Final = tuple(_FUNCTIONS)[15:]
 
@@ -86,12 +83,9 @@ def corrupt(
         float32 images in [0, 1] of the same shape, on the same device.
     """
     check_images(images)
-    check_choice(name, (*CORRUPTIONS, *EXTRA), "corruption")
-    check_choice(constants, tuple(TABLES), "table of constants")
     check_choice(frost, ("procedural", "pictures"), "kind of frost")
-    check_severity(severity)
+    row = _find_row(name, severity, constants)
     function = partial(lay_frost, source=frost) if name == "frost" else _FUNCTIONS[name]
-    row = TABLES[constants][name][severity - 1]
     number = list(_FUNCTIONS).index(name)
     draws = Draws.create(seed, check_index(index, len(images)), number, severity, images.device)
     out = torch.empty(images.shape, dtype=torch.float32, device=images.device)
@@ -103,14 +97,7 @@ def corrupt(
             result = function(clean, row, draws[part]).clamp(0, 1)
             out[part] = round_down(result) if quantize else result
 
-    values = _VALUES_PER_PART.get(images.device.type, _VALUES_PER_PART["cuda"])
-    size = max(1, values // max(1, images.shape[1:].numel()))
-    parts = [slice(start, start + size) for start in range(0, len(images), size)]
-    if images.device.type == "cpu":
-        run_parts(work, parts)
-    else:
-        for part in parts:
-            work(part)
+    run_parts(work, len(images), images.shape[1:].numel(), images.device)
     return out
 
 
@@ -123,17 +110,16 @@ def describe(
         >>> describe("shot_noise", 5)["photons"]
         50
     """
+    row = _find_row(name, severity, constants)
+    record: dict[str, str | int | float] = {"corruption": name, "severity": severity, "constants": constants}
+    return {**record, "source": SOURCES[constants], **dict(zip(FIELDS[name], row, strict=True))}
+
+
+def _find_row(name: str, severity: int, constants: str) -> Row:
     check_choice(name, (*CORRUPTIONS, *EXTRA), "corruption")
     check_choice(constants, tuple(TABLES), "table of constants")
     check_severity(severity)
-    values = dict(zip(FIELDS[name], TABLES[constants][name][severity - 1], strict=True))
-    return {
-        "corruption": name,
-        "severity": severity,
-        "constants": constants,
-        "source": SOURCES[constants],
-        **values,
-    }
+    return TABLES[constants][name][severity - 1]
 
 
 __all__ = ["CORRUPTIONS", "EXTRA", "corrupt", "describe", "frost_source"]

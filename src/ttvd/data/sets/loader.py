@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,7 +50,7 @@ def image_loader(
     batch_size: int = 64,
     workers: int = 2,
     *,
-    order: Sequence[int] | None = None,
+    order: Iterable[int] | None = None,
     skip_unreadable: bool = False,
 ) -> Iterator[Batch]:
     """Yield batches of a map-style data set whose items are (float image in [0, 1], label).

@@ -1,0 +1,87 @@
+"""Instance-aware batch norm: statistics of the batch, corrected where an image clearly has its own."""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class InstanceAwareBatchNorm2d(nn.Module):
+    """Batch norm whose statistics give way to an image's own as far as chance cannot explain the difference.
+
+    With m and v the mean and variance of a channel in the batch (in evaluation mode: their running averages), n
+    pixels a channel, and m_i and v_i (unbiased) those of image i, the image is normalised by
+
+        mean_i = m + shrink(m_i - m, k * sqrt((v + eps) / n))
+        variance_i = max(0, v + shrink(v_i - v, k * (v + eps) * sqrt(2 / (n - 1))))
+
+    where shrink pulls a value towards 0 by its second argument. A single pixel a channel has no statistics: it is
+    normalised by m and v. Gong et al., NeurIPS 2022 (NOTE); the source model must be trained with it.
+
+    It is no subclass of torch's batch norm on purpose: what exchanges batch norms (test-time statistics, synchronised
+    batch norm) would take the correction away.
+
+    Args:
+        channels: Channels of the images.
+        k: How many standard errors count as chance; the authors' code uses 4 with residual networks.
+        eps: Added to variances.
+        momentum: Share of a batch in the running averages.
+
+    Example:
+        >>> norm = InstanceAwareBatchNorm2d(3)
+        >>> norm(torch.rand(8, 3, 4, 4)).shape
+        torch.Size([8, 3, 4, 4])
+    """
+
+    running_mean: Tensor
+    running_var: Tensor
+
+    def __init__(self, channels: int, k: float = 4.0, eps: float = 1e-5, momentum: float = 0.1) -> None:
+        super().__init__()
+        if not k >= 0.0:
+            raise ValueError(f"k is a number of standard errors, at least 0; got {k}")
+        self.channels, self.k, self.eps, self.momentum = channels, k, eps, momentum
+        self.weight = nn.Parameter(torch.ones(channels))
+        self.bias = nn.Parameter(torch.zeros(channels))
+        self.register_buffer("running_mean", torch.zeros(channels))
+        self.register_buffer("running_var", torch.ones(channels))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise images (b, c, h, w); in training mode the running averages follow the batch."""
+        if x.ndim != 4 or x.shape[1] != self.channels:
+            raise ValueError(f"expected images (b, {self.channels}, h, w), got shape {tuple(x.shape)}")
+        values = x if x.dtype.itemsize >= 4 else x.float()
+        mean, var = self._common(values)
+        mean, var = mean.view(1, -1, 1, 1), var.view(1, -1, 1, 1)
+        if values.shape[-2] * values.shape[-1] > 1:
+            mean, var = self._correct(values, mean, var)
+        scale = torch.rsqrt(var + self.eps) * self.weight.view(1, -1, 1, 1)
+        return ((values - mean) * scale + self.bias.view(1, -1, 1, 1)).to(x.dtype)
+
+    def extra_repr(self) -> str:
+        """What torch shows of the layer."""
+        return f"{self.channels}, k={self.k}, eps={self.eps}, momentum={self.momentum}"
+
+    def _common(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and unbiased variance (c,) of the batch in training mode, else the running averages."""
+        if not self.training or x.numel() == x.shape[1]:  # one value has no variance
+            return self.running_mean, self.running_var
+        var, mean = torch.var_mean(x, (0, 2, 3))
+        with torch.no_grad():
+            self.running_mean.lerp_(mean.to(self.running_mean.dtype), self.momentum)
+            self.running_var.lerp_(var.to(self.running_var.dtype), self.momentum)
+        return mean, var
+
+    def _correct(self, x: Tensor, mean: Tensor, var: Tensor) -> tuple[Tensor, Tensor]:
+        """Move the common statistics (1, c, 1, 1) towards those of each image, giving (b, c, 1, 1)."""
+        own_var, own_mean = torch.var_mean(x, (2, 3), keepdim=True)
+        pixels = x.shape[-2] * x.shape[-1]
+        spread = var + self.eps
+        mean = mean + _shrink(own_mean - mean, self.k * (spread / pixels).sqrt())
+        var = F.relu(var + _shrink(own_var - var, self.k * spread * math.sqrt(2.0 / (pixels - 1))))
+        return mean, var
+
+
+def _shrink(x: Tensor, by: Tensor) -> Tensor:
+    return F.relu(x - by) - F.relu(-x - by)
