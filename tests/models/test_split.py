@@ -118,7 +118,9 @@ def test_flags_are_restored_after_an_error() -> None:
 def test_upright_takes_the_columns_of_the_first_view() -> None:
     net, x = nn.Sequential(nn.Flatten(), nn.Linear(4, 12)), torch.rand(5, 1, 2, 2)
     parts = split(net, x)
+    state = torch.get_rng_state()
     assert torch.allclose(parts.upright(4)(x), net(x)[:, ::4])
+    assert torch.equal(state, torch.get_rng_state())
     assert net[1].out_features == 12
     with pytest.raises(ValueError, match="5 views"):
         parts.upright(5)

@@ -75,12 +75,13 @@ class AdaNPC(Adapter):
         capacity: int = 10_000,
         double_softmax: bool = False,
     ) -> None:
-        super().__init__(split(model), statistics=Statistics.source())
+        parts = split(model)
+        features.check(parts)
+        super().__init__(parts, statistics=Statistics.source())
         if k < 1 or capacity < 1 or not tau > 0.0:
             raise ValueError(
                 f"k and capacity must be at least 1 and tau positive, got {k}, {capacity} and {tau}"
             )
-        features.check(self.model)
         self.k, self.tau, self.beta, self.double_softmax = k, tau, beta, double_softmax
         device, dtype = self.anchor.device, torch.promote_types(self.anchor.dtype, torch.float32)
         known = features.features.to(device, dtype)

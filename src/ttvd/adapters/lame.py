@@ -23,8 +23,9 @@ Affinity = Literal["knn", "rbf", "linear"]
     backwards=0,
 )
 class LAME(Adapter):
-    """Laplacian adjusted maximum-likelihood estimation: finds the probabilities Y of a batch that stay near the model's
-    p and agree between similar features, by iterating
+    """Laplacian adjusted maximum-likelihood estimation.
+
+    Finds the probabilities Y of a batch that stay near the model's p and agree between similar features, by iterating
 
         Y <- softmax(log p + W Y)
 

@@ -23,8 +23,10 @@ from ttvd.models.split import shared_copy, split
     backwards=2,
 )
 class ROID(GradientAdapter):
-    """Minimises the soft likelihood ratio -sum p log(p / (1 - p)), p clipped at 0.99, of samples that are certain and
-    differ from what was seen so far, and the symmetric cross-entropy between each and an augmented copy of it.
+    """Robust online test-time adaptation: self-training on certain samples that are unlike the others.
+
+    Minimises the soft likelihood ratio -sum p log(p / (1 - p)), p clipped at 0.99, of each sample and the symmetric
+    cross-entropy between it and an augmented copy.
 
     With u the cosine distance of p to the running mean prediction and c the negative entropy, both scaled to [0, 1]
     within the batch, a sample weighs exp(u c / temperature), and 0 where u is below its mean. After each step

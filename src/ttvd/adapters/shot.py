@@ -35,8 +35,8 @@ class SHOT(GradientAdapter):
     original is offline: fifteen epochs over the whole target set, with pseudo-labels from class centroids after each.
 
     Deviations from TTAB: the model runs in evaluation mode with batch statistics, so that dropout stays off (the
-    running averages that its training mode keeps are never read), and without a confident sample the last term is 0, where
-    theirs is NaN.
+    running averages that its training mode keeps are never read), and without a confident sample the last term is 0,
+    where theirs is NaN.
 
     Args:
         model: The classifier; its last linear layer stays as it is.

@@ -23,7 +23,7 @@ def demo(
     from rich.console import Console
 
     from ttvd.data.digits import split_digits
-    from ttvd.demo.page import write_page
+    from ttvd.demo.page import compare_rivals, write_page
 
     console = Console()
     split_digits()  # a missing data set must show before anything is trained
@@ -32,8 +32,8 @@ def demo(
     if folder is not None:
         _train(folder, console)
     results = _measure(folder, 500 if quick else None, seed, console)
-    console.print(_tabulate(results))
-    for line in _compare(results):
+    console.print(_tabulate(results, out / "table.csv"))
+    for line in compare_rivals(results):
         console.print(line, highlight=False)
     with console.status("Drawing the figures"):
         page = write_page(results, out / "index.html", folder=folder, quick=quick)
@@ -72,31 +72,22 @@ def _measure(folder: Path | None, limit: int | None, seed: int, console: "Consol
         return measure(folder=folder, limit=limit, seed=seed, progress=advance)
 
 
-def _tabulate(results: "Results") -> "Table":
+def _tabulate(results: "Results", file: Path) -> "Table":
+    """The table of the page, for the terminal and as a .csv file."""
+    import csv
+
     from rich.table import Table
 
-    table = Table(
-        "method", *[f"{d.label}\nerror %" for d in results.domains], "mean\nerror %", title="Corrupted digits"
-    )
-    for heading in ("ECE %", "ms per\nbatch", "kept %"):
-        table.add_column(heading, justify="right")
-    for entry in results.entries:
-        records = results.of(entry.label)
-        totals = [record.metrics().compute() for record in records]
-        errors = [100 * total["error"] for total in totals]
-        mean = sum(errors) / len(errors)
-        ece = sum(100 * total["ece"] for total in totals) / len(totals)
-        speed = sum(1e3 * record.seconds_per_batch() for record in records) / len(records)
-        kept = sum(100 * record.kept() for record in records) / len(records)
-        numbers = [*errors, mean, ece, speed, kept]
-        table.add_row(entry.label, *[f"{number:.1f}" for number in numbers])
-    return table
+    from ttvd.demo.page import make_table
 
-
-def _compare(results: "Results") -> list[str]:
-    lines = ["Difference in error of ttvd, in points, with paired 95 % intervals (negative: ttvd is better):"]
-    for other in ("source", "bn", "SLA + bn"):
-        gap = results.compare("ttvd", other)
-        numbers = f"{100 * gap.difference:+.2f} [{100 * gap.low:+.2f}, {100 * gap.high:+.2f}]"
-        lines.append(f"  against {other:9} {numbers}  {gap.verdict}")
-    return lines
+    made = make_table(results)
+    shown = Table(title="Corrupted digits", caption="the best of a column is bold")
+    for number, heading in enumerate(made.headings):
+        shown.add_column(
+            heading.replace(" (", "\n("), justify="right" if number > 1 else "left", no_wrap=number < 2
+        )
+    for row in made.rows:
+        shown.add_row(*[f"[bold]{cell.text}[/bold]" if cell.best else cell.text for cell in row])
+    with file.open("w", newline="", encoding="utf-8") as out:
+        csv.writer(out).writerows([made.headings, *[[cell.text for cell in row] for row in made.rows]])
+    return shown

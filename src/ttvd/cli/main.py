@@ -9,6 +9,7 @@ import sys
 import typer
 
 from ttvd.cli.adapt import adapt
+from ttvd.cli.data import corrupt_set, data_app, draw_contact_sheet
 from ttvd.cli.demo import demo
 from ttvd.cli.methods import show_methods
 
@@ -21,6 +22,9 @@ app = typer.Typer(
 )
 app.command("demo")(demo)
 app.command("adapt")(adapt)
+app.command("corrupt")(corrupt_set)
+app.command("contact-sheet")(draw_contact_sheet)
+app.add_typer(data_app, name="data")
 app.command("methods")(show_methods)
 
 

@@ -148,8 +148,8 @@ def show_structures(plane: Plane) -> Exhibit:
     details = (
         f"Features of all four rotations, with batch statistics. CIVD: joint influence with exponent {GAMMA:g} on "
         f"{plane.resolution} x {plane.resolution} points. CIPD: exact cells of its {VIEWS * len(NAMES)} pairs of digit "
-        f"and rotation. Arrows: {MOVE_STEPS} steps on a batch of {MOVED} with learning rate {MOVE_LR:g}, more than in "
-        f"use, to make the direction visible."
+        f"and rotation. Arrows: {MOVE_STEPS} steps on a batch of {MOVED} with learning rates that make the direction "
+        f"visible, {MOVE_LR['vd']:g} (VD) and {MOVE_LR['ttvd']:g} (TTVD)."
     )
     strips = (
         Strip(panels, 3, "The same features on three diagrams"),

@@ -32,7 +32,8 @@ PLANE_DOMAIN = Domain(
 )  # hard enough to fail without adaptation, and clusters can still be seen
 PLANE_LR = 5e-3  # SGD, for every method that takes gradient steps: the largest value of the paper's search
 MOVED = 32  # digits of the batch whose moves are drawn
-MOVE_STEPS, MOVE_LR = 10, 4 * PLANE_LR  # many large steps on one batch, so that the eye sees where they lead
+MOVE_STEPS = 10
+MOVE_LR = {"vd": 0.1, "ttvd": 0.02}  # larger than in use, so that the eye sees where the steps lead
 
 
 @dataclass(frozen=True, eq=False)
@@ -156,7 +157,7 @@ def _compute_moves(parts: SplitModel, sites: Sites, batch: tuple[Tensor, Tensor]
         fixed = parts.features(x)
     moves = {}
     for name, images, classes in (("vd", x, labels), ("ttvd", turned, np.tile(labels, VIEWS))):
-        adapter = create(name, parts, sites=sites, lr=MOVE_LR, steps=MOVE_STEPS)
+        adapter = create(name, parts, sites=sites, lr=MOVE_LR[name], steps=MOVE_STEPS)
         assert isinstance(adapter.model, SplitModel)
         with torch.no_grad():
             before = adapter.model.features(images).double().numpy()

@@ -44,7 +44,9 @@ class SourceFeatures:
             raise ValueError(f"labels must run from 0, the smallest is {int(labels.min())}")
         norms = torch.linalg.vector_norm(z, dim=1)
         if not bool((((norms - 1).abs() <= _SLACK) | (norms == 0)).all()):
-            raise ValueError("features must be finite and of norm 1; use torch.nn.functional.normalize(features)")
+            raise ValueError(
+                "features must be finite and of norm 1; use torch.nn.functional.normalize(features)"
+            )
 
     def __len__(self) -> int:
         return len(self.labels)

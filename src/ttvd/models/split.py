@@ -81,7 +81,8 @@ class SplitModel(nn.Module):
             raise ValueError(f"a head of {outputs} outputs does not hold {views} views of each class")
         copied = shared_copy(self, set())
         old = copied.linear
-        new = nn.Linear(old.in_features, outputs // views, bias=old.bias is not None)
+        # Nothing is drawn: the weights come from the old head, and the global generator is not ours to move.
+        new = nn.utils.skip_init(nn.Linear, old.in_features, outputs // views, bias=old.bias is not None)
         new.weight = nn.Parameter(old.weight.detach()[::views].clone())
         if old.bias is not None:
             new.bias = nn.Parameter(old.bias.detach()[::views].clone())

@@ -65,7 +65,9 @@ def _choose(data: Data, fraction: float, limit: int | None, seed: int, num_class
     labels = find_labels(data)
     if labels is None:
         if fraction != 1.0:
-            raise ValueError("an iterable of batches needs fraction=1: its labels are not known ahead; use limit")
+            raise ValueError(
+                "an iterable of batches needs fraction=1: its labels are not known ahead; use limit"
+            )
         return None
     check_labels(labels, num_classes)
     rows = choose_fraction(labels, fraction, seed)

@@ -47,8 +47,8 @@ def estimate_fisher(
     """
     if samples < 1 or batch_size < 1:
         raise ValueError(f"samples and batch_size must be at least 1, got {samples} and {batch_size}")
-    owned = shared_copy(model, select_parameters(model, "norm"))
-    net = apply_statistics(owned, Statistics.batch()).eval()
+    copied = shared_copy(model, select_parameters(model, "norm"))
+    net = apply_statistics(copied, Statistics.batch()).eval()
     parameters = {name: p for name, p in net.named_parameters() if p.requires_grad}
     sums = {name: torch.zeros_like(p, requires_grad=False) for name, p in parameters.items()}
     count = 0
@@ -78,7 +78,8 @@ def _choose(images: Images, samples: int, batch_size: int, seed: int) -> Iterato
     if isinstance(data, IterableDataset) or not isinstance(data, Tensor | Dataset):
         yield from data
         return
-    order = torch.randperm(len(data), generator=torch.Generator().manual_seed(seed))[:samples]
+    size = len(data)  # type: ignore[arg-type]  # map-style datasets have a length
+    order = torch.randperm(size, generator=torch.Generator().manual_seed(seed))[:samples]
     for rows in order.split(batch_size):
         if isinstance(data, Tensor):
             yield data[rows.to(data.device)]
