@@ -1,5 +1,7 @@
 """What reaches an adapter from outside: inputs, states, parameters, devices."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -111,7 +113,7 @@ def test_building_inside_inference_mode_says_what_to_do() -> None:
         ({"step": 2}, "did you mean 'steps'"),
     ],
 )
-def test_parameters_are_checked_before_the_first_batch(arguments: dict[str, object], message: str) -> None:
+def test_parameters_are_checked_before_the_first_batch(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         ttvd.create("tent", make_net(), **arguments)
 
@@ -152,7 +154,7 @@ class TestSites:
     def test_of_another_model(self) -> None:
         net = make_net(12)
         sites = self.sites(net)
-        net[0].weight.data.add_(1.0)  # type: ignore[operator, union-attr]
+        next(net.parameters()).data.add_(1.0)
         with pytest.raises(ValueError, match="weights differ"):
             ttvd.TTVD(net, sites)
 

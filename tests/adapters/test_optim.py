@@ -36,6 +36,16 @@ def test_a_closed_gate_changes_nothing_even_with_bad_gradients(name: str) -> Non
     assert all(torch.equal(b, before[1][n]) for n, b in optimizer.named_buffers())
 
 
+@pytest.mark.parametrize("name", ["sgd", "adam"])
+def test_half_precision_parameters_have_full_precision_slots(name: str) -> None:
+    parameters = [torch.ones(3, dtype=torch.bfloat16)]
+    optimizer = build_optimizer(name, parameters, 0.1, 0.9)
+    optimizer.step(parameters, [torch.tensor([0.0, 1e-3, 1.0], dtype=torch.bfloat16)], torch.ones(()))
+    assert parameters[0].dtype == torch.bfloat16
+    assert parameters[0].isfinite().all()
+    assert all(slot.dtype == torch.float32 for _, slot in optimizer.named_buffers())
+
+
 def test_a_parameter_without_gradient_keeps_its_place() -> None:
     parameters = [torch.ones(2), torch.ones(2)]
     optimizer = build_optimizer("sgd", parameters, 0.5, 0.0)

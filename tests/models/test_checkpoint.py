@@ -163,6 +163,7 @@ def test_zoo_lists_and_loads(tmp_path: Path) -> None:
     sites.save(tmp_path / "digits_sla.sites.safetensors")
     assert zoo.available(tmp_path) == ["digits_plain", "digits_sla"]
     source = zoo.load("digits_sla", tmp_path)
+    assert source.card is not None
     assert source.card.seed == 3
     assert source.sites is not None
     assert torch.equal(source.sites.means, means)
@@ -182,9 +183,3 @@ def test_zoo_refuses_unknown_names_and_foreign_sites(tmp_path: Path) -> None:
     sites.save(tmp_path / "digits_sla.sites.safetensors")
     with pytest.raises(ValueError, match="its weights differ"):
         zoo.load("digits_sla", tmp_path)
-
-
-def test_every_shipped_checkpoint_loads() -> None:
-    for name in zoo.available():
-        source = zoo.load(name)
-        assert source.card.accuracy_one_view is not None

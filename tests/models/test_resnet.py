@@ -86,7 +86,7 @@ def test_normalize() -> None:
 
 
 def test_errors() -> None:
-    with pytest.raises(ValueError, match="norm must be 'batch' or 'group', got 'layer'"):
+    with pytest.raises(ValueError, match="norm must be 'batch', 'group' or 'instance-aware', got 'layer'"):
         ResNet(10, norm="layer")
     with pytest.raises(ValueError, match="widths and blocks must be positive and equally many"):
         ResNet(10, widths=(8, 16), blocks=(1, 1, 1))

@@ -113,16 +113,22 @@ class AdaNPC(Adapter):
 
     def _vote(self, z: Tensor) -> Tensor:
         """Probabilities (b, c) of the classes, not quite normalised."""
+        # Neighbours differ by less than half precision can tell.
+        with torch.autocast(z.device.type, enabled=False):
+            likeness, labels = self._find_neighbours(z)
+        weights = (likeness / self.tau).softmax(1)
+        votes = z.new_zeros(len(z), self.model.linear.out_features).scatter_add(1, labels, weights)
+        return (votes + _FLOOR).clamp_max(1.0)
+
+    def _find_neighbours(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosines and labels (b, k) of the nearest, over both memories; a place that is empty has cosine -inf."""
         known, old = (z @ self.source_keys.T).topk(min(self.k, len(self.source_keys)), dim=1)
         empty = torch.arange(len(self.keys), device=z.device) >= self.count
         likeness = (z @ self.keys.T).masked_fill(empty, float("-inf"))
         seen, new = likeness.topk(min(self.k, len(self.keys)), dim=1)
         both, labels = torch.cat([known, seen], 1), torch.cat([self.source_labels[old], self.labels[new]], 1)
         best, order = both.topk(min(self.k, both.shape[1]), dim=1)
-        weights = (best / self.tau).softmax(1)
-        votes = z.new_zeros(len(z), self.model.linear.out_features)
-        votes = votes.scatter_add(1, labels.gather(1, order), weights)
-        return (votes + _FLOOR).clamp_max(1.0)
+        return best, labels.gather(1, order)
 
     def _store(self, z: Tensor, labels: Tensor, sure: Tensor) -> None:
         """Write the sure ones over the oldest, in their order; there are at most as many as the memory holds."""

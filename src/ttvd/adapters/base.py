@@ -49,9 +49,11 @@ class Adapter(nn.Module):
         if torch.is_inference_mode_enabled():
             raise RuntimeError("build the adapter outside torch.inference_mode(); it may be called inside")
         adapting = select_parameters(model, parameters) if parameters else set()
-        averages = _running_buffers(model) if statistics.momentum is not None else set()
-        self.model = apply_statistics(shared_copy(model, adapting | averages), statistics).eval()
-        self._averages = {f"model.{name}" for name in averages}
+        follows = statistics.momentum is not None
+        owned = adapting | (_running_buffers(model) if follows else set())
+        self.model = apply_statistics(shared_copy(model, owned), statistics).eval()
+        # Looked up again, for a norm that is wrapped has another name now.
+        self._averages = {f"model.{name}" for name in _running_buffers(self.model)} if follows else set()
         self.register_buffer("kept", torch.ones((), device=self.anchor.device), persistent=False)
         self.validation: Literal["auto", "always", "never"] = "auto"
         self._seen_values = False

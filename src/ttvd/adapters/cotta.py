@@ -46,7 +46,7 @@ class CoTTA(GradientAdapter):
         views: Augmentations that the teacher is averaged over.
         threshold: Confidence of the source model below which they are used; the paper has 0.92 for CIFAR-10, 0.72
             for CIFAR-100 and 0.1 for ImageNet.
-        memory: Share of the past in the teacher, 0.999 in the paper.
+        alpha: Share of the past in the teacher, 0.999 in the paper.
         restore: Probability with which a weight goes back; 0.01 for CIFAR, 0.001 for ImageNet.
         agreement: ``"teacher"``, the cross-entropy of the student under the teacher (CIFAR), or ``"symmetric"``, its
             mean with the reverse (ImageNet).
@@ -73,7 +73,7 @@ class CoTTA(GradientAdapter):
         steps: int = 1,
         views: int = 32,
         threshold: float = 0.92,
-        memory: float = 0.999,
+        alpha: float = 0.999,
         restore: float = 0.01,
         agreement: Agreement = "teacher",
         statistics: Statistics | None = None,
@@ -90,14 +90,14 @@ class CoTTA(GradientAdapter):
             parameters="all",
             prediction=prediction,
         )
-        if views < 1 or not (0.0 <= memory <= 1.0 and 0.0 <= restore <= 1.0):
+        if views < 1 or not (0.0 <= alpha <= 1.0 and 0.0 <= restore <= 1.0):
             raise ValueError(
-                f"views must be at least 1, memory and restore in [0, 1]; got {views}, {memory} and {restore}"
+                f"views must be at least 1, alpha and restore in [0, 1]; got {views}, {alpha} and {restore}"
             )
         if agreement not in get_args(Agreement):
             raise ValueError(f"agreement must be 'teacher' or 'symmetric', got {agreement!r}")
         self.views, self.threshold, self.agreement = views, threshold, agreement
-        self.memory, self.restore_share = memory, restore
+        self.alpha, self.restore_share = alpha, restore
         self.dice = Dice(seed)
         policy = statistics or Statistics.batch()
         owned = select_parameters(model, "all")
@@ -121,10 +121,10 @@ class CoTTA(GradientAdapter):
         """A gradient step; the teacher follows, and some weights go back to the source."""
         step = super().take_step(x)
         with torch.no_grad(), self.dice.roll() as generator:
-            own, teacher = list(self.model.parameters()), list(self.teacher.parameters())
-            torch._foreach_lerp_(teacher, own, 1.0 - self.memory)
             local = generator_on(x.device, generator)
-            for weight, source in zip(own, self.source.parameters(), strict=True):
+            three = (network.parameters() for network in (self.model, self.teacher, self.source))
+            for weight, slow, source in zip(*three, strict=True):
+                slow.lerp_(weight, 1.0 - self.alpha)
                 back = torch.rand(weight.shape, generator=local, device=x.device) < self.restore_share
                 weight.copy_(torch.where(back, source, weight))
         return step

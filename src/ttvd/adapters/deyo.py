@@ -70,12 +70,12 @@ class DeYO(GradientAdapter):
     Args:
         model: The classifier.
         margin: Samples below this share of ln k are confident; 0.5 in the paper.
-        drop: Least loss of probability: 0.3 for batch norm on mild streams, 0.2 for wild ones, 0.5 for data with
-            spurious correlations, all in the paper.
+        drop: Least loss of probability: in the authors' scripts 0.3 for batch norm on mild streams, 0.2 for wild ones,
+            0.5 for data with spurious correlations.
         pivot: Share of ln k at which the weight of the entropy is 1; 0.4 in the paper.
         patches: Patches a side; 4 in the paper.
         skip: Layers that do not adapt, by prefixes of their names; as in :class:`~ttvd.adapters.sar.SAR`.
-        lr: Learning rate; 2.5e-4 in the paper, with plain momentum SGD (five times that for spurious correlations).
+        lr: Learning rate; 2.5e-4 in the authors' code, plain momentum SGD (five times that for spurious data).
         momentum: Momentum of SGD.
         steps: Gradient steps for each batch.
         statistics: Where batch norms take their statistics from; the batch by default.
@@ -122,17 +122,18 @@ class DeYO(GradientAdapter):
 
     def loss(self, x: Tensor) -> Step:
         """Weighted mean entropy of the samples that are confident and need the shape."""
+        shuffled = self._shuffle(x)
         logits = self.output(x)
         values, scale = entropy(logits), math.log(logits.shape[1])
         with torch.no_grad():
             best, labels = logits.softmax(1).max(1)
-            suffered = best - self._look_shuffled(x).softmax(1).gather(1, labels[:, None])[:, 0]
+            suffered = best - self._look(shuffled).softmax(1).gather(1, labels[:, None])[:, 0]
             kept = (values < self.margin * scale) & (suffered > self.drop)
             weights = (self.pivot * scale - values).exp() + suffered.exp()
         return Step(logits, mean_over(weights * values, kept), kept.to(values.dtype).mean())
 
-    def _look_shuffled(self, x: Tensor) -> Tensor:
-        """Logits of the shuffled images; on copies of the buffers, so that running averages do not learn of them."""
+    def _shuffle(self, x: Tensor) -> Tensor:
+        """Images with their patches in random order, another one for each image."""
         if x.ndim != 4 or min(x.shape[-2:]) < self.patches:
             raise ValueError(
                 f"DeYO shuffles {self.patches} x {self.patches} patches of images (b, c, h, w), "
@@ -140,6 +141,9 @@ class DeYO(GradientAdapter):
             )
         with self.dice.roll() as generator:
             order = torch.rand(len(x), self.patches**2, generator=generator).argsort(1)
+        return shuffle_patches(x, order.to(x.device))
+
+    def _look(self, x: Tensor) -> Tensor:
+        """Logits; on copies of the buffers, so that running averages do not learn of shuffled images."""
         still = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
-        shuffled = shuffle_patches(x, order.to(x.device))
-        return functional_call(self.model, still, (shuffled,))  # type: ignore[no-any-return]
+        return functional_call(self.model, still, (x,))  # type: ignore[no-any-return]

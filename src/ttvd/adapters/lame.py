@@ -87,7 +87,7 @@ def measure_affinity(z: Tensor, affinity: Affinity, neighbours: int) -> Tensor:
 
     Example:
         >>> measure_affinity(torch.tensor([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0]]), "knn", 1).tolist()
-        [[0.0, 1.0, 0.0], [0.0, 0.0, 1.0], [0.0, 1.0, 0.0]]
+        [[0.0, 1.0, 0.0], [1.0, 0.0, 0.0], [0.0, 1.0, 0.0]]
     """
     if affinity == "linear":
         return z @ z.T

@@ -38,14 +38,15 @@ class BalancedReservoir(Memory):
     def place(self, label: Tensor, *facts: Tensor) -> Tensor:
         """Where a sample goes; ``facts`` are 1 + capacity uniform numbers."""
         chance, lots = facts[0][0], facts[0][1:]
-        self.seen += torch.arange(len(self.seen), device=label.device) == label
+        mine = torch.arange(len(self.seen), device=label.device) == label
+        self.seen += mine
         own, sizes, free = self.labels == label, self.class_sizes(), self.first_free()
         largest = sizes == sizes.max()
         # The largest classes are equally large: a random image of a random one is a random one of all their images.
         among_largest = (own & largest).any()
         rivals = torch.where(among_largest, own, largest)
         victim = torch.where(rivals, lots, -1.0).argmax()
-        enters = ~among_largest | (chance * self.seen[label] <= own.sum())
+        enters = ~among_largest | (chance * (self.seen * mine).sum() <= own.sum())
         chosen = (torch.arange(self.capacity, device=label.device) == victim) & enters
         return torch.where(free.any(), free, chosen)
 
@@ -119,6 +120,7 @@ class NOTE(MemoryAdapter):
 
     def adapt(self, x: Tensor) -> Tensor:
         """Predict, remember, and learn from the memory when it is time."""
+        self.memory.make_room(tuple(x.shape[1:]))  # another size is refused before anything has changed
         outputs, kept = [], torch.zeros_like(self.kept)
         for part, due in self.clock.pieces(len(x)):
             images = x[part]

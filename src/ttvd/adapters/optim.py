@@ -20,10 +20,11 @@ class GatedOptimizer(nn.Module):
             raise ValueError(f"lr must be at least 0, got {lr}")
         self.lr = lr
         self.size = size
-        self._like = like.detach()
+        # Half-precision slots would forget small gradients and turn Adam's first correction into 0 / 0.
+        self._like = like.detach().new_empty(0, dtype=torch.promote_types(like.dtype, torch.float32))
 
     def _add_slot(self, name: str, *shape: int) -> None:
-        self.register_buffer(name, torch.zeros(shape, dtype=self._like.dtype, device=self._like.device))
+        self.register_buffer(name, self._like.new_zeros(shape))
 
     def direction(self, gradient: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """The step to subtract (before the learning rate) and the new value of every slot."""
@@ -33,7 +34,7 @@ class GatedOptimizer(nn.Module):
     def step(self, parameters: Sequence[Tensor], gradients: Sequence[Tensor | None], gate: Tensor) -> None:
         """Move the parameters in place if ``gate``, a scalar, is above 0 and every gradient finite."""
         pieces = [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, gradients, strict=True)]
-        gradient = torch.cat([piece.reshape(-1) for piece in pieces])
+        gradient = torch.cat([piece.reshape(-1) for piece in pieces]).to(next(self.buffers()).dtype)
         open_ = (gate > 0) & gradient.isfinite().all()
         step, slots = self.direction(gradient)
         for name, new in slots.items():

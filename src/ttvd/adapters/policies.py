@@ -1,6 +1,7 @@
 """Policies: adapters around an adapter that decide when it starts again."""
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -41,6 +42,15 @@ class Policy(Adapter):
     def predict(self, x: Tensor) -> Tensor:
         """Predict without adapting."""
         return self.adapter.predict(x)
+
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> Any:
+        """Take over a state; the adapter inside goes first, for it may have to make room."""
+        self._remember()
+        inside = {key.removeprefix("adapter."): state_dict[key] for key in state_dict if key.startswith("adapter.")}
+        self.adapter.load_state_dict(inside)
+        return super().load_state_dict(state_dict, strict, assign)
 
     @property
     def anchor(self) -> Tensor:

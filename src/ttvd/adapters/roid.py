@@ -30,9 +30,8 @@ class ROID(GradientAdapter):
 
     With u the cosine distance of p to the running mean prediction and c the negative entropy, both scaled to [0, 1]
     within the batch, a sample weighs exp(u c / temperature), and 0 where u is below its mean. After each step
-    theta <- (1 - pull) theta + pull theta_source. The output is the log of p times the smoothed mean prediction of the
-    batch, (prior + s) / (1 + s k) with s = max(1/b, 1/k) / max(prior): with the mean prediction of a batch as the
-    prior of its classes, as the paper has it.
+    theta <- alpha theta + (1 - alpha) theta_source. The output is the log of p times the smoothed prior, normalised:
+    (prior + s) / (1 + s k) with s = max(1/b, 1/k) / max(prior), where the prior is the mean prediction of the batch.
 
     Works with batch, group and layer norm; batch norms use the statistics of the batch. Where all of a batch are
     alike, as in a batch of one, u and c are 0: the samples weigh 1.
@@ -48,8 +47,8 @@ class ROID(GradientAdapter):
         momentum: Momentum of SGD, first beta of Adam.
         steps: Gradient steps for each batch.
         temperature: Of the weights; 1/3 in the paper.
-        memory: Share of the past in the running mean prediction.
-        pull: Share of the source in the weights after a step.
+        alpha: Share of the adapted weights in the weights after a step, 0.99 in the paper; the rest is the source's.
+        beta: Share of the past in the running mean prediction, 0.9 in the paper.
         batch_size: What the weighted sums are divided by; the paper's is the batch size of the stream also where the
             last batch is smaller. None for the size of the batch at hand.
         statistics: Where batch norms take their statistics from.
@@ -74,8 +73,8 @@ class ROID(GradientAdapter):
         momentum: float = 0.9,
         steps: int = 1,
         temperature: float = 1 / 3,
-        memory: float = 0.9,
-        pull: float = 0.01,
+        alpha: float = 0.99,
+        beta: float = 0.9,
         batch_size: int | None = None,
         statistics: Statistics | None = None,
         prediction: Timing = "before",
@@ -90,12 +89,12 @@ class ROID(GradientAdapter):
             statistics=statistics,
             prediction=prediction,
         )
-        if not (temperature > 0.0 and 0.0 <= memory < 1.0 and 0.0 <= pull <= 1.0):
+        if not (temperature > 0.0 and 0.0 <= alpha <= 1.0 and 0.0 <= beta <= 1.0):
             raise ValueError(
-                "temperature must be positive, memory in [0, 1) and pull in [0, 1]; "
-                f"got {temperature}, {memory} and {pull}"
+                "temperature must be positive, alpha and beta in [0, 1]; "
+                f"got {temperature}, {alpha} and {beta}"
             )
-        self.temperature, self.memory, self.pull, self.batch_size = temperature, memory, pull, batch_size
+        self.temperature, self.alpha, self.beta, self.batch_size = temperature, alpha, beta, batch_size
         self.dice = Dice(seed)
         self.source = apply_statistics(shared_copy(model, set()), statistics or Statistics.batch()).eval()
         classes = split(model).linear.out_features
@@ -109,7 +108,7 @@ class ROID(GradientAdapter):
         """Weighted likelihood ratios and consistency; the running mean prediction follows the batch."""
         logits: Tensor = self.model(x)
         weights = weigh_samples(logits.detach(), self.mean, self.temperature)
-        self.mean.lerp_(logits.detach().softmax(1).mean(0).to(self.mean.dtype), 1.0 - self.memory)
+        self.mean.lerp_(logits.detach().softmax(1).mean(0).to(self.mean.dtype), 1.0 - self.beta)
         with self.dice.roll() as generator:
             changed = augment(x, generator, padding="reflection", degrade=False)
         each = likelihood_ratio(logits) + symmetric_cross_entropy(self.model(changed), logits)
@@ -122,7 +121,7 @@ class ROID(GradientAdapter):
         with torch.no_grad():
             for own, source in zip(self.model.parameters(), self.source.parameters(), strict=True):
                 if own.requires_grad:
-                    own.lerp_(source, self.pull)
+                    own.lerp_(source, 1.0 - self.alpha)
         return step
 
 

@@ -134,6 +134,7 @@ class RoTTA(MemoryAdapter):
 
     def adapt(self, x: Tensor) -> Tensor:
         """Predict, remember, and learn from the memory when it is time."""
+        self.memory.make_room(tuple(x.shape[1:]))  # another size is refused before anything has changed
         with torch.no_grad():
             out = self.output(x)
         labels, classes = out.argmax(1), out.shape[1]

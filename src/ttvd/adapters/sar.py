@@ -17,7 +17,7 @@ from ttvd.models.norms import Statistics
 
 LAST_LAYERS = ("layer4", "blocks.9", "blocks.10", "blocks.11", "norm")
 """What the authors leave alone: the last stage of ResNets; the last three blocks of ViT-B and its final norm."""
-_TINY = 1e-12
+_TINY = 1e-12  # added to the length of the gradient, as in the public code of SAM that the authors use
 
 
 def freeze_layers(model: nn.Module, skip: Sequence[str]) -> None:
@@ -60,15 +60,15 @@ class SAR(GradientAdapter):
 
     Deviations from the authors' code: after a restart the running mean starts again too (theirs keeps its low value,
     and restarts again at once); an empty selection changes nothing (theirs still follows the momentum); the threshold
-    of collapse scales with ln k like E0: the paper's 0.2 at 1000 classes. In nats 0.2 would be reached
-    by any good model of ten classes, which then restarts all the time.
+    of collapse scales with ln k as E0 does, from the paper's 0.2 nats at 1000 classes: the mean entropy of a healthy
+    model of ten classes can be below 0.2 all the time, which would restart it at nearly every batch.
 
     Args:
         model: The classifier.
         margin: E0 as a share of ln k; 0.4 in the paper.
         rho: Length of the step uphill; 0.05 in the paper.
         collapse: Start again below this share of ln k; 0 for never.
-        decay: Weight of the past in the running mean; 0.9 in the paper.
+        decay: Weight of the past in the running mean; 0.9 in the authors' code.
         skip: Layers that do not adapt, by prefixes of their names: by default the last stage of ResNets
             (``layer4``), the last three blocks of ViT-B and its final norm, as in the paper. Models without such
             names adapt in all norms.

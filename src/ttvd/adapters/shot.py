@@ -10,7 +10,7 @@ from ttvd.adapters.objectives import entropy, mean_over
 from ttvd.adapters.registry import register
 from ttvd.models.norms import Statistics
 
-_EPS = 1e-5  # inside the logarithm of the mean prediction, as in the authors' code
+_EPS = 1e-5  # inside the logarithm of the mean prediction, as in TTAB
 
 
 @register(

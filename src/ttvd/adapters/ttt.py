@@ -41,7 +41,8 @@ class CopyNorm(StreamNorm):
         self._move_averages(x.detach(), images)
         scale, shift = (None if part is None else part.repeat(images) for part in (self.weight, self.bias))
         x = F.batch_norm(x, None, None, scale, shift, training=True, eps=self.eps)
-        return x.unflatten(1, (images, self.num_features)).transpose(0, 1).flatten(0, 1)
+        out: Tensor = x.unflatten(1, (images, self.num_features)).transpose(0, 1).flatten(0, 1)
+        return out
 
     @torch.no_grad()
     def _move_averages(self, x: Tensor, images: int) -> None:

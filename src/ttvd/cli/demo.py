@@ -69,25 +69,27 @@ def _measure(folder: Path | None, limit: int | None, seed: int, console: "Consol
         def advance(entry: Entry, domain: Domain, row: Row) -> None:
             bars.update(bar, advance=1, description=f"{domain.label}: {entry.label}")
 
-        return measure(folder=folder, limit=limit, seed=seed, progress=advance)
+        return measure(ENTRIES, DOMAINS, folder=folder, limit=limit, seed=seed, progress=advance)
 
 
 def _tabulate(results: "Results", file: Path) -> "Table":
     """The table of the page, for the terminal and as a .csv file."""
     import csv
 
+    from rich import box
     from rich.table import Table
 
     from ttvd.demo.page import make_table
 
     made = make_table(results)
-    shown = Table(title="Corrupted digits", caption="the best of a column is bold")
-    for number, heading in enumerate(made.headings):
-        shown.add_column(
-            heading.replace(" (", "\n("), justify="right" if number > 1 else "left", no_wrap=number < 2
-        )
+    shown = Table(title="Corrupted digits; the best of a column is bold", box=box.SIMPLE_HEAD, pad_edge=False)
+    columns = [number for number, heading in enumerate(made.headings) if heading != "model"]
+    for number in columns:
+        heading = made.headings[number].replace(" ", "\n")
+        shown.add_column(heading, justify="right" if number else "left", no_wrap=True)
     for row in made.rows:
-        shown.add_row(*[f"[bold]{cell.text}[/bold]" if cell.best else cell.text for cell in row])
+        cells = [row[number] for number in columns]
+        shown.add_row(*[f"[bold]{cell.text}[/bold]" if cell.best else cell.text for cell in cells])
     with file.open("w", newline="", encoding="utf-8") as out:
         csv.writer(out).writerows([made.headings, *[[cell.text for cell in row] for row in made.rows]])
     return shown

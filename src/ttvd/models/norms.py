@@ -11,10 +11,11 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
+from ttvd.models.instance_norm import InstanceAwareBatchNorm2d
 from ttvd.models.split import split
 
 Which = Literal["norm", "features", "all"]
-_NORMS = (_BatchNorm, _InstanceNorm, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
+_NORMS = (_BatchNorm, _InstanceNorm, InstanceAwareBatchNorm2d, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
 
 
 @dataclass(frozen=True)

@@ -54,7 +54,7 @@ class ResNet(nn.Module):
         in_channels: Channels of the images.
         widths: Channels of each stage; the stem has as many as the first.
         blocks: Blocks of each stage; every stage but the first halves the resolution.
-        norm: ``batch`` or ``group``.
+        norm: ``batch``, ``group`` or ``instance-aware`` (what NOTE needs).
         bias: Whether the head has a bias.
         bottleneck: Dimension of a linear layer before the head (2 draws the features in the plane).
         mean: Normalisation of the input, one value or one per channel.

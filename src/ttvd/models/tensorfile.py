@@ -9,23 +9,16 @@ from pathlib import Path
 
 from torch import Tensor
 
+from ttvd.files import open_atomic
+
 KIND = "ttvd.kind"
 VERSION = "ttvd.version"
 
 
 def write_bytes(path: str | os.PathLike[str], content: bytes) -> None:
     """Write a file so that it is either the old one or the complete new one, even after a kill."""
-    target = Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(target)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with open_atomic(path) as file:
+        file.write(content)
 
 
 def write_tensors(

@@ -1,6 +1,8 @@
 """What is done before deployment, with training data at hand: training, sites, temperatures."""
 
+from ttvd.source.collect import collect_features as collect_features
 from ttvd.source.evaluate import evaluate as evaluate
+from ttvd.source.fisher import estimate_fisher as estimate_fisher
 from ttvd.source.recipe import Recipe as Recipe
 from ttvd.source.sites import SiteAccumulator as SiteAccumulator
 from ttvd.source.sites import estimate_sites as estimate_sites

@@ -13,8 +13,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ttvd.data.atomic import open_atomic
 from ttvd.data.fetch.download import hash_file
+from ttvd.files import open_atomic
 
 MANIFEST = "manifest.json"
 SUMS = "SHA256SUMS"

@@ -10,11 +10,11 @@ from typing import BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from ttvd.data.atomic import open_atomic
 from ttvd.data.export.manifest import Ledger
 from ttvd.data.export.plan import Plan
 from ttvd.data.export.source import Advance, batches_of
 from ttvd.data.sets import LabelledImages
+from ttvd.files import open_atomic
 
 
 def write_stacks(

@@ -11,11 +11,11 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from ttvd.data.atomic import open_atomic
 from ttvd.data.export.manifest import Ledger
 from ttvd.data.export.plan import Plan
 from ttvd.data.export.source import Advance, batches_of
 from ttvd.data.sets import ImageFolder, LabelledImages
+from ttvd.files import open_atomic
 
 Format = Literal["jpeg", "png"]
 

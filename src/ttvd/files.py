@@ -8,7 +8,7 @@ from typing import BinaryIO
 
 
 @contextmanager
-def open_atomic(path: str | Path, *, sync: bool = True) -> Iterator[BinaryIO]:
+def open_atomic(path: str | os.PathLike[str], *, sync: bool = True) -> Iterator[BinaryIO]:
     """Open a file for writing that appears under its name when the block ends without an error.
 
     Args:
