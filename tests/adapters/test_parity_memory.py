@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import math
 from collections.abc import Callable
 from typing import Any
@@ -156,6 +157,11 @@ def test_note_learns_after_every_64_samples(make_net: NetMaker, make_stream: Str
         adapter(x)
         assert torch.equal(adapter.state_dict()["model.norm1.running_mean"], before) != due
     assert int((adapter.state_dict()["memory.labels"] >= 0).sum()) == 64
+
+
+def test_note_s_defaults_are_the_paper_s() -> None:
+    usual = {name: p.default for name, p in inspect.signature(NOTE).parameters.items()}
+    assert {"lr": 1e-4, "capacity": 64, "period": 64, "alpha": 0.01}.items() <= usual.items()
 
 
 def build_oracle() -> nn.Module:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import math
 from collections.abc import Callable
 from typing import Any
@@ -77,8 +78,10 @@ class NaiveCSTU:
     """RoTTA's memory: one list for each class; every arrival makes everything in it older, the newcomer too."""
 
     def __init__(self, options: dict[str, Any]) -> None:
-        self.capacity, self.lists = options["capacity"], [list[Item]() for _ in range(3)]
-        self.timeliness, self.uncertainty = options.get("timeliness", 1.0), options.get("uncertainty", 1.0)
+        self.capacity: int = options["capacity"]
+        self.lists = [list[Item]() for _ in range(3)]
+        self.timeliness: float = options.get("timeliness", 1.0)
+        self.uncertainty: float = options.get("uncertainty", 1.0)
         self.evicted = 0
 
     def score(self, item: Item) -> float:
@@ -192,3 +195,9 @@ def test_rotta(
     assert (naive.memory.evicted > 5) == (options["capacity"] < 90)
     assert_state(adapter, "model.", naive.student, net.state_dict())
     assert_state(adapter, "teacher.", naive.teacher, net.state_dict())
+
+
+def test_rotta_s_defaults_are_the_paper_s() -> None:
+    usual = {name: p.default for name, p in inspect.signature(RoTTA).parameters.items()}
+    wanted = {"lr": 1e-3, "capacity": 64, "period": 64, "alpha": 0.05, "nu": 0.001}
+    assert (wanted | {"timeliness": 1.0, "uncertainty": 1.0}).items() <= usual.items()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -52,6 +53,10 @@ def change(x: Tensor, number: int) -> Tensor:
     return x.roll(number, -1) ** (1 + 0.1 * number)
 
 
+def fixed_views(x: Tensor, count: int, _: Any) -> Tensor:
+    return torch.stack([change(image, n) for image in x for n in range(count)])
+
+
 def mean_cross_entropy(targets: Tensor, logits: Tensor) -> Tensor:
     rows = []
     for target, row in zip(targets, logits, strict=True):
@@ -74,8 +79,7 @@ class NaiveCoTTA:
         if sum(confidence) / len(confidence) >= self.options["threshold"]:
             return self.teacher(x)  # type: ignore[no-any-return]
         self.unsure += 1
-        views = self.options["views"]
-        return torch.stack([self.teacher(change(x, n)) for n in range(views)]).sum(0) / views
+        return torch.stack([self.teacher(change(x, n)) for n in range(3)]).sum(0) / 3
 
     def take_step(self, x: Tensor) -> Tensor:
         target, logits = self.ask_teacher(x), self.student(x)
@@ -146,11 +150,11 @@ def test_cotta(
 
 
 @pytest.mark.parametrize("norm", ["batch", "group"])
-@pytest.mark.parametrize(("steps", "views", "prior"), [(1, 5, None), (3, 2, 0.5), (1, 4, 1.0)])
+@pytest.mark.parametrize(("steps", "views", "prior"), [(1, 5, 16 / 17), (3, 2, 0.5), (1, 4, 1.0)])
 def test_memo(
     steps: int,
     views: int,
-    prior: float | None,
+    prior: float,
     norm: str,
     make_net: NetMaker,
     make_twin: TwinMaker,
@@ -158,22 +162,17 @@ def test_memo(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Every image starts from the source, whatever came before it."""
-
-    def make_views(x: Tensor, count: int, _: Any) -> Tensor:
-        return torch.stack([change(image, n) for image in x for n in range(count)])
-
-    monkeypatch.setattr("ttvd.adapters.memo.augmix", make_views)
+    monkeypatch.setattr("ttvd.adapters.memo.augmix", fixed_views)
     net = make_net(3, norm=norm)
-    options = {"lr": 0.05, "steps": steps, "views": views} | ({} if prior is None else {"prior": prior})
-    adapter, twin = MEMO(net, **options), make_twin(net, prior=16 / 17 if prior is None else prior)
+    adapter, twin = MEMO(net, lr=0.05, steps=steps, views=views, prior=prior), make_twin(net, prior=prior)
     for x in make_stream(4, 1, 3, 2, 5):
         rows = []
         for image in x:
             own = copy.deepcopy(twin).requires_grad_(True)
             optimizer = torch.optim.SGD(own.parameters(), lr=0.05)
             for _ in range(steps):
-                logits = own(torch.stack([change(image, n) for n in range(views)]))
-                p = sum(torch.exp(row) / torch.exp(row).sum() for row in logits) / views
+                logits = own(fixed_views(image[None], views, None))
+                p = torch.stack([torch.exp(row) / torch.exp(row).sum() for row in logits]).mean(0)
                 optimizer.zero_grad()
                 (-(p * torch.log(p)).sum()).backward()
                 optimizer.step()
@@ -233,14 +232,13 @@ def test_ttt(
                 loss = nn.functional.cross_entropy(twin.train().forward_rotation(images), angles)
                 (loss / len(x)).backward()
             optimizer.step()
-        found, wanted = adapter(x), twin.eval()(x)
-        assert_near(found, wanted)
-        assert (wanted - net(x)).abs().max() > 1e-3
-    state, start = adapter.state_dict(), net.state_dict()
-    for name, value in twin.state_dict().items():
-        if f"model.{name}" in state:
-            assert_near(state[f"model.{name}"], value)
-    assert {n for n in names if not torch.equal(state[f"model.{n}"], start[n])} == names
+        logits = twin.eval()(x)
+        assert_near(adapter(x), logits)
+        assert (logits - net(x)).abs().max() > 1e-3
+    found, start, wanted = read_network(adapter, "model"), net.state_dict(), twin.state_dict()
+    for name, value in found.items():
+        assert_near(value, wanted[name])
+    assert {n for n in names if not torch.equal(found[n], start[n])} == names
 
 
 def test_copies_are_turned_crops_and_mirror_images(make_net: NetMaker, make_stream: StreamMaker) -> None:
@@ -260,3 +258,16 @@ def test_copies_are_turned_crops_and_mirror_images(make_net: NetMaker, make_stre
     assert float(kinds[25:].sum()) / 600 == pytest.approx(0.5, abs=0.1)
     assert (angles.flatten().bincount(minlength=4) / 600 - 0.25).abs().max() < 0.08
     assert not torch.equal(adapter.make_copies(x)[0], copies)
+
+
+CONSTANTS: dict[type[nn.Module], dict[str, Any]] = {
+    CoTTA: {"lr": 1e-3, "optimizer": "adam", "views": 32, "threshold": 0.92, "alpha": 0.999, "restore": 0.01},
+    MEMO: {"lr": 0.005, "steps": 1, "views": 32, "prior": 16 / 17},
+    TTT: {"lr": 1e-3, "mode": "online", "copies": 32, "optimizer": "sgd", "momentum": 0.0},
+}
+
+
+@pytest.mark.parametrize("method", CONSTANTS)
+def test_defaults_are_those_of_the_papers(method: type[nn.Module]) -> None:
+    usual = {name: p.default for name, p in inspect.signature(method).parameters.items()}
+    assert CONSTANTS[method].items() <= usual.items()

@@ -17,9 +17,13 @@ def demo(
     out: Path = typer.Option(Path("out/demo"), help="Folder to write the page and the table to."),
     train: bool = typer.Option(False, help="Train the source models again (minutes), into OUT/checkpoints."),
     quick: bool = typer.Option(False, help="A quarter of the stream and coarser figures."),
+    every_method: bool = typer.Option(
+        False,
+        help="Instead: one table of all registered methods with their papers' defaults, on noisy digits.",
+    ),
     seed: int = typer.Option(0, min=0, help="Seed of the corruptions and of the order of the stream."),
 ) -> None:
-    """Adapt digit classifiers to corrupted digits with every method; print a table and write a page."""
+    """Adapt digit classifiers to corrupted digits; print a table and write a page."""
     from rich.console import Console
 
     from ttvd.data.digits import split_digits
@@ -30,7 +34,10 @@ def demo(
     out.mkdir(parents=True, exist_ok=True)
     folder = out / "checkpoints" if train else None
     if folder is not None:
-        _train(folder, console)
+        _train(folder, every_method, console)
+    if every_method:
+        _compare_all(out, folder, 256 if quick else 1000, seed, console)
+        return
     results = _measure(folder, 500 if quick else None, seed, console)
     console.print(_tabulate(results, out / "table.csv"))
     for line in compare_rivals(results):
@@ -40,14 +47,14 @@ def demo(
     console.print(f"\nThe page to open: [bold]{page.resolve()}[/bold]", soft_wrap=True)
 
 
-def _train(folder: Path, console: "Console") -> None:
+def _train(folder: Path, special: bool, console: "Console") -> None:
     from rich.progress import Progress
 
-    from ttvd.demo.sources import PLANS, train_source
+    from ttvd.demo.sources import PLANS, SPECIAL_PLANS, train_source
     from ttvd.source import Epoch
 
     with Progress(console=console) as bars:
-        for plan in PLANS:
+        for plan in (*PLANS, *SPECIAL_PLANS) if special else PLANS:
             bar = bars.add_task(f"Training {plan.name}", total=plan.epochs)
 
             def advance(epoch: Epoch, bar: "TaskID" = bar) -> None:
@@ -93,3 +100,34 @@ def _tabulate(results: "Results", file: Path) -> "Table":
     with file.open("w", newline="", encoding="utf-8") as out:
         csv.writer(out).writerows([made.headings, *[[cell.text for cell in row] for row in made.rows]])
     return shown
+
+
+def _compare_all(out: Path, folder: Path | None, limit: int, seed: int, console: "Console") -> None:
+    import csv
+
+    from rich import box
+    from rich.table import Table
+
+    from ttvd.demo.everything import DOMAIN, measure_all
+
+    with console.status("Starting") as status:
+        outcomes = measure_all(limit, seed, folder=folder, progress=status.update)
+    headings = ("method", "model", "error %", "ECE %", "ms per batch", "peak MB", "kept %")
+    rows = []
+    for outcome in outcomes:
+        total = outcome.record.metrics().compute()
+        numbers = [100 * total["error"], 100 * total["ece"], 1e3 * outcome.record.seconds_per_batch()]
+        memory = "-" if outcome.peak is None else f"{outcome.peak / 1e6:.0f}"
+        kept = f"{100 * outcome.record.kept():.0f}"
+        rows.append([outcome.method, outcome.checkpoint, *[f"{n:.1f}" for n in numbers], memory, kept])
+    shown = Table(
+        title=f"{limit} digits, {DOMAIN.label}, the papers' defaults", box=box.SIMPLE_HEAD, pad_edge=False
+    )
+    for number, heading in enumerate(headings):
+        shown.add_column(heading, justify="right" if number > 1 else "left", no_wrap=True)
+    for row in rows:
+        shown.add_row(*row)
+    console.print(shown)
+    with (out / "methods.csv").open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows([headings, *rows])
+    console.print(f"The table: [bold]{(out / 'methods.csv').resolve()}[/bold]", soft_wrap=True)
