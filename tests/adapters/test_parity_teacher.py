@@ -1,10 +1,11 @@
-"""CoTTA, MEMO and TTT against plain twins: copies of the network, hand-written batch norm, torch's optimizers."""
+"""CoTTA and MEMO against plain twins: copies of the network, hand-written batch norm, torch's optimizers."""
 
 from __future__ import annotations
 
 import copy
 import inspect
 from collections.abc import Callable
+from itertools import cycle
 from typing import Any
 
 import pytest
@@ -13,13 +14,12 @@ from torch import Tensor, nn
 
 from ttvd.adapters.cotta import CoTTA
 from ttvd.adapters.memo import MEMO
-from ttvd.adapters.ttt import TTT
 from ttvd.models.resnet import ResNet
-from ttvd.models.rotation import RotationNet
 
 NetMaker = Callable[..., ResNet]
 TwinMaker = Callable[..., Any]
 StreamMaker = Callable[..., list[Tensor]]
+Options = dict[str, Any]
 
 
 def assert_near(found: Tensor, wanted: Tensor) -> None:
@@ -41,11 +41,10 @@ def assert_weights(adapter: nn.Module, name: str, twin: nn.Module, start: nn.Mod
     assert moved > 1e-3, f"nothing moved by more than {moved:.1e}: this shows nothing"
 
 
-def make_optimizer(parameters: Any, options: dict[str, Any], usual: str) -> torch.optim.Optimizer:
-    momentum = options.get("momentum", 0.9 if usual == "adam" else 0.0)
-    if options.get("optimizer", usual) == "adam":
-        return torch.optim.Adam(parameters, lr=options["lr"], betas=(momentum, 0.999))
-    return torch.optim.SGD(parameters, lr=options["lr"], momentum=momentum, nesterov=momentum > 0)
+def make_optimizer(parameters: Any, options: Options) -> torch.optim.Optimizer:
+    if options.get("optimizer", "adam") == "adam":
+        return torch.optim.Adam(parameters, lr=options["lr"])
+    return torch.optim.SGD(parameters, lr=options["lr"], momentum=0.9, nesterov=True)
 
 
 def change(x: Tensor, number: int) -> Tensor:
@@ -53,8 +52,16 @@ def change(x: Tensor, number: int) -> Tensor:
     return x.roll(number, -1) ** (1 + 0.1 * number)
 
 
-def fixed_views(x: Tensor, count: int, _: Any) -> Tensor:
+def fixed_views(x: Tensor, count: int, *_: Any) -> Tensor:
     return torch.stack([change(image, n) for image in x for n in range(count)])
+
+
+@pytest.fixture(autouse=True)
+def fixed_augmentations(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three views in turn for CoTTA, which asks for them one by one; as many as it wants for MEMO."""
+    numbers = cycle(range(3))
+    monkeypatch.setattr("ttvd.adapters.cotta.augment", lambda x, *_: change(x, next(numbers)))
+    monkeypatch.setattr("ttvd.adapters.memo.augmix", fixed_views)
 
 
 def mean_cross_entropy(targets: Tensor, logits: Tensor) -> Tensor:
@@ -68,10 +75,10 @@ def mean_cross_entropy(targets: Tensor, logits: Tensor) -> Tensor:
 class NaiveCoTTA:
     """Three copies of a network on the statistics of the batch; all weights of the student learn."""
 
-    def __init__(self, twin: nn.Module, options: dict[str, Any]) -> None:
+    def __init__(self, twin: nn.Module, options: Options) -> None:
         self.anchor, self.teacher = (copy.deepcopy(twin).requires_grad_(False) for _ in range(2))
         self.student, self.options = copy.deepcopy(twin).requires_grad_(True), options
-        self.optimizer = make_optimizer(self.student.parameters(), options, "adam")
+        self.optimizer = make_optimizer(self.student.parameters(), options)
         self.unsure = 0
 
     def ask_teacher(self, x: Tensor) -> Tensor:
@@ -104,7 +111,7 @@ class NaiveCoTTA:
         return back, total
 
 
-COTTAS: dict[str, dict[str, Any]] = {
+COTTAS: dict[str, Options] = {
     "never forgets": {"restore": 0.0},
     "forgets everything": {"restore": 1.0},
     "forgets some": {"restore": 0.3},
@@ -119,20 +126,13 @@ COTTAS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("norm", ["batch", "group"])
 @pytest.mark.parametrize("options", COTTAS.values(), ids=COTTAS)
 def test_cotta(
-    options: dict[str, Any],
-    norm: str,
-    make_net: NetMaker,
-    make_twin: TwinMaker,
-    make_stream: StreamMaker,
-    monkeypatch: pytest.MonkeyPatch,
+    options: Options, norm: str, make_net: NetMaker, make_twin: TwinMaker, make_stream: StreamMaker
 ) -> None:
     """Some batches are above the threshold and some below; without forgetting nobody goes back."""
     net, stream = make_net(3, norm=norm), make_stream(8, 5, 8, 1, 6, 8)
     twin = make_twin(net)
     sure = sorted(float(twin(x).softmax(1).amax(1).mean().detach()) for x in stream)
-    options = {"lr": 0.01, "views": 3, "threshold": sum(sure[2:4]) / 2, "alpha": 0.9} | options
-    calls = iter(range(1000))
-    monkeypatch.setattr("ttvd.adapters.cotta.augment", lambda x, *_, **__: change(x, next(calls) % 3))
+    options = Options(lr=0.01, views=3, threshold=sum(sure[2:4]) / 2, alpha=0.9) | options
     adapter, naive = CoTTA(net, **options), NaiveCoTTA(twin, options)
     back = total = 0
     for x in stream:
@@ -150,28 +150,23 @@ def test_cotta(
 
 
 @pytest.mark.parametrize("norm", ["batch", "group"])
-@pytest.mark.parametrize(("steps", "views", "prior"), [(1, 5, 16 / 17), (3, 2, 0.5), (1, 4, 1.0)])
+@pytest.mark.parametrize(
+    "options",
+    [{"views": 5, "prior": 16 / 17}, {"steps": 3, "views": 2, "prior": 0.5}, {"views": 4, "prior": 1.0}],
+)
 def test_memo(
-    steps: int,
-    views: int,
-    prior: float,
-    norm: str,
-    make_net: NetMaker,
-    make_twin: TwinMaker,
-    make_stream: StreamMaker,
-    monkeypatch: pytest.MonkeyPatch,
+    options: Options, norm: str, make_net: NetMaker, make_twin: TwinMaker, make_stream: StreamMaker
 ) -> None:
     """Every image starts from the source, whatever came before it."""
-    monkeypatch.setattr("ttvd.adapters.memo.augmix", fixed_views)
     net = make_net(3, norm=norm)
-    adapter, twin = MEMO(net, lr=0.05, steps=steps, views=views, prior=prior), make_twin(net, prior=prior)
+    adapter, twin = MEMO(net, lr=0.05, **options), make_twin(net, prior=options["prior"])
     for x in make_stream(4, 1, 3, 2, 5):
         rows = []
         for image in x:
             own = copy.deepcopy(twin).requires_grad_(True)
             optimizer = torch.optim.SGD(own.parameters(), lr=0.05)
-            for _ in range(steps):
-                logits = own(fixed_views(image[None], views, None))
+            for _ in range(options.get("steps", 1)):
+                logits = own(fixed_views(image[None], options["views"]))
                 p = torch.stack([torch.exp(row) / torch.exp(row).sum() for row in logits]).mean(0)
                 optimizer.zero_grad()
                 (-(p * torch.log(p)).sum()).backward()
@@ -183,87 +178,9 @@ def test_memo(
         assert (torch.stack(rows) - source).abs().max() > 1e-3
 
 
-def build_rotation_net(net: ResNet) -> RotationNet:
-    model = RotationNet(net, generator=torch.Generator().manual_seed(1)).double()
-    with torch.no_grad():
-        model.rotation.fc.weight.mul_(50)
-    return model.eval()
-
-
-def fixed_copies(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Six copies of each image, turned by 0, 90, 180, 270, 0 and 90 degrees."""
-    copies = [change(x, n).rot90(n % 4, (-2, -1)) for n in range(6)]
-    return torch.stack(copies, 1), torch.tensor([0, 1, 2, 3, 0, 1]).expand(len(x), 6)
-
-
-TTTS: dict[str, dict[str, Any]] = {
-    "online": {},
-    "online, two steps, momentum": {"steps": 2, "momentum": 0.9},
-    "online, adam, small chunks": {"optimizer": "adam", "lr": 0.01, "chunk": 3},
-    "episodic": {"mode": "episodic"},
-    "episodic, three steps, momentum": {"mode": "episodic", "steps": 3, "momentum": 0.5},
-}
-
-
-@pytest.mark.parametrize("norm", ["batch", "group"])
-@pytest.mark.parametrize("options", TTTS.values(), ids=TTTS)
-def test_ttt(
-    options: dict[str, Any],
-    norm: str,
-    make_net: NetMaker,
-    make_stream: StreamMaker,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Images are forwarded one after the other, in torch's own training mode; their gradients are averaged."""
-    options = {"lr": 0.02} | options
-    episodic = options.get("mode") == "episodic"
-    net = build_rotation_net(make_net(3, norm=norm))
-    monkeypatch.setattr(TTT, "make_copies", lambda _, x: fixed_copies(x))
-    adapter = TTT(net, copies=6, **options)
-    names = {n for n, _ in net.named_parameters() if not n.startswith(("model.stages.1", "model.fc"))}
-    for number, x in enumerate(make_stream(5, 4, 1, 8, 3, 6)):
-        if number == 0 or episodic:
-            twin = copy.deepcopy(net)
-            learning = [p for n, p in twin.named_parameters() if n in names]
-            optimizer = make_optimizer(learning, options, "sgd")
-        for _ in range(options.get("steps", 10 if episodic else 1)):
-            optimizer.zero_grad()
-            for images, angles in zip(*fixed_copies(x), strict=True):
-                loss = nn.functional.cross_entropy(twin.train().forward_rotation(images), angles)
-                (loss / len(x)).backward()
-            optimizer.step()
-        logits = twin.eval()(x)
-        assert_near(adapter(x), logits)
-        assert (logits - net(x)).abs().max() > 1e-3
-    found, start, wanted = read_network(adapter, "model"), net.state_dict(), twin.state_dict()
-    for name, value in found.items():
-        assert_near(value, wanted[name])
-    assert {n for n in names if not torch.equal(found[n], start[n])} == names
-
-
-def test_copies_are_turned_crops_and_mirror_images(make_net: NetMaker, make_stream: StreamMaker) -> None:
-    """Turned back by its label, each copy is one of the 50 that there are with padding 2; all kinds occur."""
-    adapter, (x,) = TTT(build_rotation_net(make_net(3)), copies=300, padding=2), make_stream(2)
-    copies, angles = adapter.make_copies(x)
-    kinds = torch.zeros(50)
-    for image, own_copies, own_angles in zip(x, copies, angles.tolist(), strict=True):
-        wide = nn.functional.pad(image, (2, 2, 2, 2))
-        crops = [wide[:, a : a + 12, b : b + 12] for a in range(5) for b in range(5)]
-        known = torch.stack([*crops, *(crop.flip(-1) for crop in crops)])
-        for turned, angle in zip(own_copies, own_angles, strict=True):
-            same = (known == turned.rot90(-angle, (-2, -1))).flatten(1).all(1)
-            assert int(same.sum()) == 1
-            kinds += same
-    assert kinds.min() >= 1
-    assert float(kinds[25:].sum()) / 600 == pytest.approx(0.5, abs=0.1)
-    assert (angles.flatten().bincount(minlength=4) / 600 - 0.25).abs().max() < 0.08
-    assert not torch.equal(adapter.make_copies(x)[0], copies)
-
-
-CONSTANTS: dict[type[nn.Module], dict[str, Any]] = {
+CONSTANTS: dict[type[nn.Module], Options] = {
     CoTTA: {"lr": 1e-3, "optimizer": "adam", "views": 32, "threshold": 0.92, "alpha": 0.999, "restore": 0.01},
     MEMO: {"lr": 0.005, "steps": 1, "views": 32, "prior": 16 / 17},
-    TTT: {"lr": 1e-3, "mode": "online", "copies": 32, "optimizer": "sgd", "momentum": 0.0},
 }
 
 

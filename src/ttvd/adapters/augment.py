@@ -62,7 +62,7 @@ def check_images(x: Tensor) -> None:
 def uniform(generator: torch.Generator, count: int, low: float, high: float, like: Tensor) -> Tensor:
     """One number for each image, of shape (b, 1, 1, 1)."""
     draws = torch.rand(count, 1, 1, 1, generator=generator) * (high - low) + low
-    return draws.to(like.device, like.dtype)
+    return draws.to(like.device, like.dtype, non_blocking=True)
 
 
 def generator_on(device: torch.device, generator: torch.Generator) -> torch.Generator:
@@ -167,7 +167,6 @@ def resample(x: Tensor, matrix: Tensor, shift: Tensor, padding: str, margin: int
     columns = torch.arange(width + 2 * margin, device=x.device, dtype=x.dtype) - margin - (width - 1) / 2
     points = torch.stack(torch.meshgrid(rows, columns, indexing="ij"), -1)
     points = torch.einsum("hwj,bij->bhwi", points, matrix) + shift[:, None, None]
-    halves = x.new_ones(2)
-    halves[0], halves[1] = max(height - 1, 1) / 2, max(width - 1, 1) / 2
-    grid = (points / halves).flip(-1)
+    across, down = max(width - 1, 1) / 2, max(height - 1, 1) / 2
+    grid = torch.stack([points[..., 1] / across, points[..., 0] / down], -1)
     return F.grid_sample(x, grid, "bilinear", padding, align_corners=True)

@@ -141,7 +141,7 @@ class DeYO(GradientAdapter):
             )
         with self.dice.roll() as generator:
             order = torch.rand(len(x), self.patches**2, generator=generator).argsort(1)
-        return shuffle_patches(x, order.to(x.device))
+        return shuffle_patches(x, order.to(x.device, non_blocking=True))
 
     def _look(self, x: Tensor) -> Tensor:
         """Logits; on copies of the buffers, so that running averages do not learn of shuffled images."""
