@@ -7,8 +7,10 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 import ttvd
+from ttvd.cli.main import app
 from ttvd.models.zoo import available
 
 ROOT = Path(ttvd.__file__).parents[2]
@@ -78,8 +80,12 @@ def test_make_targets_in_documents_exist(document: Path) -> None:
     assert set(re.findall(r"`make ([a-z-]+)", document.read_text())) <= targets
 
 
-def test_python_in_the_readme_runs(tmp_path: Path) -> None:
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    assert blocks
-    for block in blocks:
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda p: str(p.relative_to(ROOT)))
+def test_python_in_documents_runs(document: Path, tmp_path: Path) -> None:
+    for block in re.findall(r"```python\n(.*?)```", document.read_text(), re.DOTALL):
         subprocess.run([sys.executable, "-c", block], check=True, cwd=tmp_path)
+
+
+def test_the_readme_lists_the_methods_as_the_registry_does() -> None:
+    table = CliRunner().invoke(app, ["methods", "--markdown"]).output
+    assert table in (ROOT / "README.md").read_text()

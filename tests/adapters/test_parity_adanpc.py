@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections import deque
 from collections.abc import Callable
@@ -78,3 +79,8 @@ def test_adanpc(
         after = torch.tensor([naive.judge(z) for z in points], dtype=torch.float64)
         assert_near(adapter.predict(batch).exp(), after)
     assert entered == 29 * (options["beta"] < 0.2) or 1 < entered < 28
+
+
+def test_defaults_are_those_of_the_authors_code() -> None:
+    usual = {name: p.default for name, p in inspect.signature(AdaNPC).parameters.items()}
+    assert {"k": 100, "tau": 0.1, "beta": 0.1}.items() <= usual.items()

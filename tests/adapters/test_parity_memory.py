@@ -126,6 +126,7 @@ def make_instance_aware(net: ResNet) -> ResNet:
 def test_note(capacity: int, make_net: NetMaker, make_stream: StreamMaker) -> None:
     """A small memory chooses at random: what it holds after an update is what the update has seen."""
     net = make_net(3)
+    net.fc.requires_grad_(False).weight.mul_(8)  # sure enough for the millionth in the logarithm to matter
     twin = replace_norms(net)
     optimizer = torch.optim.Adam(affine(twin).values(), lr=0.01)
     adapter = NOTE(make_instance_aware(net), lr=0.01, capacity=capacity, period=6)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -238,3 +239,10 @@ def test_tast_bn(
         follow(adapter, naive, optimizer, x, x)
     assert (len(naive.supports) < 29) == (keep < 29), "nothing was ever left out"
     assert_parameters(adapter, twin, net)
+
+
+@pytest.mark.parametrize("method", [TAST, TASTBN])
+def test_defaults_are_those_of_the_paper_and_of_ttvd_s_comparison(method: type[nn.Module]) -> None:
+    usual = {name: p.default for name, p in inspect.signature(method).parameters.items()}
+    own = {"members": 5} if method is TAST else {"capacity": 150}
+    assert ({"supports": 100, "k": 1, "tau": 10.0, "lr": 1e-3, "steps": 1} | own).items() <= usual.items()

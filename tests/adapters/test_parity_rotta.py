@@ -17,6 +17,7 @@ from ttvd.models.resnet import ResNet
 
 NetMaker = Callable[..., ResNet]
 StreamMaker = Callable[..., list[Tensor]]
+CLASSES = 5
 
 
 def assert_near(found: Tensor, wanted: Tensor) -> None:
@@ -79,14 +80,14 @@ class NaiveCSTU:
 
     def __init__(self, options: dict[str, Any]) -> None:
         self.capacity: int = options["capacity"]
-        self.lists = [list[Item]() for _ in range(3)]
+        self.lists = [list[Item]() for _ in range(CLASSES)]
         self.timeliness: float = options.get("timeliness", 1.0)
         self.uncertainty: float = options.get("uncertainty", 1.0)
         self.evicted = 0
 
     def score(self, item: Item) -> float:
         old = 1 / (1 + math.exp(-item.age / self.capacity))
-        return self.timeliness * old + self.uncertainty * item.entropy / math.log(3)
+        return self.timeliness * old + self.uncertainty * item.entropy / math.log(CLASSES)
 
     def add(self, new: Item) -> None:
         sizes = [len(items) for items in self.lists]
@@ -166,7 +167,7 @@ def darken(x: Tensor, *_: Any) -> Tensor:
 
 
 ROTTAS: dict[str, dict[str, Any]] = {
-    "room for all": {"capacity": 90, "period": 5},
+    "room for all": {"capacity": 250, "period": 5},
     "evictions": {"capacity": 9, "period": 5},
     "old ones go": {"capacity": 7, "period": 6, "timeliness": 3.0, "uncertainty": 0.5},
     "fast teacher": {"capacity": 6, "period": 3, "nu": 0.4, "alpha": 0.3},
@@ -178,7 +179,7 @@ def test_rotta(
     options: dict[str, Any], make_net: NetMaker, make_stream: StreamMaker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ttvd.adapters.rotta.augment", darken)
-    net = make_net(3)
+    net = make_net(CLASSES)
     adapter, naive = RoTTA(net, lr=0.01, **options), NaiveRoTTA(net, options)
     for x in make_stream(6, 1, 5, 8, 2, 13, 6, 8):
         assert_near(adapter(x), naive(x))
@@ -192,7 +193,7 @@ def test_rotta(
             )
         }
         assert found == {(i.x.sum().item(), i.label, float(i.age)) for i in naive.memory.items()}
-    assert (naive.memory.evicted > 5) == (options["capacity"] < 90)
+    assert (naive.memory.evicted > 5) == (options["capacity"] < 250)
     assert_state(adapter, "model.", naive.student, net.state_dict())
     assert_state(adapter, "teacher.", naive.teacher, net.state_dict())
 
