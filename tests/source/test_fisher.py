@@ -137,3 +137,12 @@ def test_what_cannot_be_meant_is_refused() -> None:
         estimate_fisher(net, make_images(4) * 255)
     with pytest.raises(ValueError, match="no normalisation layer"):
         estimate_fisher(nn.Sequential(nn.Flatten(), nn.Linear(64, 3)), make_images(4))
+
+
+def test_a_tuple_of_batches_is_a_stream_of_batches() -> None:
+    net = nn.Sequential(nn.BatchNorm2d(1), nn.Flatten(), nn.Linear(4, 2))
+    images = torch.rand(12, 1, 2, 2, generator=torch.Generator().manual_seed(0))
+    found, expected = (estimate_fisher(net, images.split(6)), estimate_fisher(net, list(images.split(6))))
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    first = estimate_fisher(net, [images[:6]])
+    assert not torch.equal(found["0.weight"], first["0.weight"])

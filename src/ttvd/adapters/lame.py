@@ -29,7 +29,7 @@ class LAME(Adapter):
 
         Y <- softmax(log p + W Y)
 
-    until the energy sum(Y log Y - Y log p - Y (W Y)) is still. Made for streams whose classes come in runs; on a
+    until the energy sum(Y log Y - Y log p - Y (W Y')) is still, Y' the iterate before. Made for streams whose classes come in runs; on a
     shuffled stream it can hurt. Works with every norm; batch norms use the source statistics. Nothing is remembered
     between batches, and a batch is judged as a whole. The output is log Y.
 

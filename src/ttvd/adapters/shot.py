@@ -26,9 +26,9 @@ class SHOT(GradientAdapter):
 
     With p the prediction of a sample and m their mean over the batch, the loss is
 
-    mean H(p) + sum_k m_k log m_k + weight * mean over {max p > confidence} of -log max p.
+    mean H(p) + sum_k m_k log(m_k + 1e-5) + weight * mean over {max p > confidence} of -log max p.
 
-    Works with batch, group and layer norm. Of a single sample the first two terms cancel, so that a batch of one
+    Works with batch, group and layer norm. Of a single sample the first two terms all but cancel, so that a batch of one
     learns from its pseudo-label alone.
 
     This is the online form of the benchmark that the paper compares in (TTAB, after the T3A authors' port); the

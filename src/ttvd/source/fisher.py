@@ -74,7 +74,8 @@ def load_fisher(path: str | os.PathLike[str]) -> dict[str, Tensor]:
 
 def _choose(images: Images, samples: int, batch_size: int, seed: int) -> Iterator[Any]:
     """Batches of a random choice where the images can be counted, else as they come."""
-    data: Any = images[0] if isinstance(images, tuple) else images
+    labelled = isinstance(images, tuple) and len(images) == 2 and getattr(images[1], "ndim", 0) == 1
+    data: Any = images[0] if labelled else images  # type: ignore[index]
     if isinstance(data, IterableDataset) or not isinstance(data, Tensor | Dataset):
         yield from data
         return
