@@ -77,10 +77,10 @@ class MEMO(Adapter):
         return torch.cat([self._adapt_to(image[None]) for image in x])
 
     def _adapt_to(self, image: Tensor) -> Tensor:
-        with self.dice.roll() as generator:
-            views = augmix(image, self.views, generator)
         weights = {name: p.detach() for name, p in self.model.named_parameters()}
         for _ in range(self.steps):
+            with self.dice.roll() as generator:
+                views = augmix(image, self.views, generator)
             weights |= self._step(weights, views)
         with torch.no_grad():
             return functional_call(self.model, weights, (image,))  # type: ignore[no-any-return]

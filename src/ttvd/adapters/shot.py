@@ -28,8 +28,8 @@ class SHOT(GradientAdapter):
 
     mean H(p) + sum_k m_k log(m_k + 1e-5) + weight * mean over {max p > confidence} of -log max p.
 
-    Works with batch, group and layer norm. Of a single sample the first two terms all but cancel, so that a batch of one
-    learns from its pseudo-label alone.
+    Works with batch, group and layer norm. Of a single sample the first two terms all but cancel, so that a batch of
+    one learns from its pseudo-label alone.
 
     This is the online form of the benchmark that the paper compares in (TTAB, after the T3A authors' port); the
     original is offline: fifteen epochs over the whole target set, with pseudo-labels from class centroids after each.
