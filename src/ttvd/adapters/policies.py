@@ -48,7 +48,9 @@ class Policy(Adapter):
     ) -> Any:
         """Take over a state; the adapter inside goes first, for it may have to make room."""
         self._remember()
-        inside = {key.removeprefix("adapter."): state_dict[key] for key in state_dict if key.startswith("adapter.")}
+        inside = {
+            key.removeprefix("adapter."): state_dict[key] for key in state_dict if key.startswith("adapter.")
+        }
         self.adapter.load_state_dict(inside)
         return super().load_state_dict(state_dict, strict, assign)
 
