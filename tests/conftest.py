@@ -30,6 +30,12 @@ _mend_torchvision()
 torch.set_num_threads(1)
 
 
+@pytest.fixture(autouse=True)
+def _same_numbers_in_any_order() -> None:
+    """What a test draws must not depend on which tests ran before it."""
+    torch.manual_seed(0)
+
+
 @pytest.fixture
 def generator() -> torch.Generator:
     """A seeded generator."""
