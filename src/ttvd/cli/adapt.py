@@ -1,5 +1,7 @@
 """``ttvd adapt``: the deployer's command, from a folder of images to a file of predictions."""
 
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -8,7 +10,13 @@ import typer
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ttvd.deploy.job import Summary
+    from ttvd.adapters import Adapter
+    from ttvd.deploy.inputs import Batch, Inputs
+    from ttvd.deploy.job import PredictionFile, Summary
+    from ttvd.deploy.models import StateFile
+    from ttvd.models.zoo import Source
+
+SAVE_EVERY = 100  # batches between two saved states
 
 
 def adapt(
@@ -18,19 +26,23 @@ def adapt(
     ),
     out: Path = typer.Option(help="File for the predictions, .csv or .parquet."),
     weights: Path | None = typer.Option(None, help="Safetensors weights for package.module:function."),
-    sites: Path | None = typer.Option(None, help="The model's sites; a zoo model has its own."),
+    sites: Path | None = typer.Option(None, help="The model's sites; those of a checkpoint lie beside it."),
     method: str = typer.Option("ttvd", help="See `ttvd methods`."),
     set_: list[str] = typer.Option([], "--set", help="Parameter of the method, NAME=VALUE; repeat for more."),
     views: int = typer.Option(
         1, help="Views to aggregate around a method that knows nothing of views: 1, 2 or 4."
     ),
-    batch_size: int = typer.Option(64, min=1),
+    classes: Path | None = typer.Option(None, help="Names of the classes, one a line, for a column more."),
+    batch_size: int = typer.Option(64, min=1, help="Images that are predicted and adapted to together."),
     resize: int | None = typer.Option(None, min=1, help="Shorter side of pictures before cropping."),
     crop: int | None = typer.Option(None, min=1, help="Side of the square cut from the centre of pictures."),
     gray: bool = typer.Option(False, help="Turn pictures into one channel."),
-    state: Path | None = typer.Option(None, help="Continue from this state."),
-    save_state: Path | None = typer.Option(None, help="Save the state here at the end, or when interrupted."),
-    unreadable: str = typer.Option("stop", help="What to do with images that cannot be read: stop or skip."),
+    state: Path | None = typer.Option(None, help="Begin with this state."),
+    save_state: Path | None = typer.Option(None, help="Save the state here, on the way and at the end."),
+    resume: bool = typer.Option(
+        False, help="Go on with a run that was cut off, from the state that it saved."
+    ),
+    unreadable: str = typer.Option("stop", help="What to do with images that cannot be used: stop or skip."),
     device: str = typer.Option("cpu", help="Where to compute, e.g. cuda."),
 ) -> None:
     """Predict a stream of images in order, adapting on the way.
@@ -40,56 +52,102 @@ def adapt(
     from rich.console import Console
 
     from ttvd.adapters import create, find_method
+    from ttvd.cli.needs import check_device, parse_settings, require
     from ttvd.deploy import job, models
     from ttvd.deploy.inputs import iterate_batches, open_inputs
 
-    console = Console(stderr=True)
     if unreadable not in ("stop", "skip"):
         raise ValueError(f"--unreadable must be stop or skip, got {unreadable!r}")
+    if resume and (save_state is None or state is not None):
+        raise ValueError(
+            "--resume goes with --save-state FILE, the state that was saved on the way, and no --state"
+        )
+    if source.suffix != ".npy":
+        require("PIL", "images")
+    chosen, console = find_method(method), Console(stderr=True)
     found = models.find_source(model, weights, sites)
-    parameters = _parse(set_)
-    seen = models.fit_to_method(found, find_method(method), views).to(device)
+    _check_needs(chosen.name, chosen.needs, found)
+    parameters = parse_settings(set_, chosen.parameters())
+    seen = models.fit_to_method(found, chosen, views).to(check_device(device))
     adapter = create(method, seen, sites=found.sites, **parameters)
-    if state is not None:
-        models.load_state(state, adapter, seen, method, parameters)
+    place = models.Place()
+    if state is not None or resume:
+        path = state or save_state
+        assert path is not None
+        place = models.StateFile(path, seen, method, parameters).load(adapter)
+    if not resume:
+        place = models.Place()
     inputs = open_inputs(source, resize=resize, crop=crop, gray=gray)
+    names = None if classes is None else classes.read_text(encoding="utf-8").splitlines()
+    keeper = None if save_state is None else models.StateFile(save_state, seen, method, parameters)
     start, summary = adapter.snapshot(), job.Summary()
-    batches = iterate_batches(inputs, batch_size, on_unreadable=unreadable)  # type: ignore[arg-type]
-    with job.PredictionFile(out) as file:
-        try:
-            for batch in _track(batches, len(inputs), console):
-                job.adapt_batch(adapter, batch, inputs, file, summary)
-        finally:
-            if save_state is not None:
-                models.save_state(save_state, adapter, seen, method, parameters)
+    batches = iterate_batches(inputs, batch_size, on_unreadable=unreadable, start=place.position)  # type: ignore[arg-type]
+    with job.PredictionFile(out, classes=names, rows=place.rows if resume else None) as file:
+        _stream(adapter, _track(batches, inputs, place.position, console), inputs, file, summary, keeper)
     summary.moved = job.measure_move(adapter, start)
     _report(summary, out, console)
+    if summary.images == 0:
+        raise typer.Exit(1)
 
 
-def _track(batches: Any, total: int, console: "Console") -> Any:
+def _check_needs(method: str, needs: frozenset[str], found: "Source") -> None:
+    """What the method needs besides the model, in the words of the command line."""
+    if "sites" in needs and found.sites is None:
+        raise ValueError(f"{method} needs the sites of the model: --sites FILE, made by ttvd.estimate_sites")
+    if more := needs & {"features", "fisher"}:
+        raise ValueError(
+            f"{method} needs {', '.join(more)} of the source data: use it from Python, ttvd.create"
+        )
+
+
+def _stream(
+    adapter: "Adapter",
+    batches: Iterator["Batch"],
+    inputs: "Inputs",
+    file: "PredictionFile",
+    summary: "Summary",
+    keeper: "StateFile | None",
+) -> None:
+    """All batches, with the state saved at the start (an unwritable path must show now), on the way and at the end."""
+    from ttvd.deploy.job import adapt_batch
+    from ttvd.deploy.models import Place
+
+    place = Place(0, file.rows)
+
+    def save() -> None:
+        if keeper is not None:
+            keeper.save(adapter, place)
+
+    signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        for number, batch in enumerate(batches):
+            if number == 0:
+                place = Place(batch.stop - len(batch.positions) - len(batch.unreadable), file.rows)
+                save()
+            adapt_batch(adapter, batch, inputs, file, summary)
+            place = Place(batch.stop, file.rows)
+            if number % SAVE_EVERY == SAVE_EVERY - 1:
+                save()
+    except KeyboardInterrupt:
+        save()
+        hint = " --resume goes on." if keeper is not None else ""
+        typer.echo(f"ttvd: interrupted; {file.rows} rows are in {file.partial}.{hint}", err=True)
+        raise
+    save()
+
+
+def _interrupt(*_: Any) -> None:
+    raise KeyboardInterrupt
+
+
+def _track(batches: Any, inputs: "Inputs", start: int, console: "Console") -> Iterator["Batch"]:
     from rich.progress import Progress
 
     with Progress(console=console) as bars:
-        bar = bars.add_task("Adapting", total=total)
+        bar = bars.add_task("Adapting", total=len(inputs), completed=start)
         for batch in batches:
             yield batch
-            bars.update(bar, advance=len(batch.positions) + len(batch.unreadable))
-
-
-def _parse(settings: list[str]) -> dict[str, Any]:
-    """NAME=VALUE pairs; numbers and true/false are read as such."""
-    import json
-
-    parsed: dict[str, Any] = {}
-    for setting in settings:
-        name, sign, value = setting.partition("=")
-        if not sign or not name:
-            raise ValueError(f"--set takes NAME=VALUE, got {setting!r}")
-        try:
-            parsed[name] = json.loads(value)
-        except ValueError:
-            parsed[name] = value
-    return parsed
+            bars.update(bar, completed=batch.stop)
 
 
 def _report(summary: "Summary", out: Path, console: "Console") -> None:
@@ -108,5 +166,5 @@ def _report(summary: "Summary", out: Path, console: "Console") -> None:
     console.print(f"predictions by class: {counts}", highlight=False)
     console.print(f"parameters moved by {100 * summary.moved:.2f} % of their length", highlight=False)
     for name, reason in summary.unreadable[:10]:
-        console.print(f"unreadable: {name}: {reason}", highlight=False, style="yellow")
+        console.print(f"left out: {name}: {reason}", highlight=False, style="yellow")
     console.print(f"{summary.images} predictions in {out}, {len(summary.unreadable)} images left out")

@@ -46,6 +46,3 @@ def main() -> None:
             raise
         typer.echo(f"ttvd: error: {error}", err=True)
         sys.exit(2)
-    except KeyboardInterrupt:
-        typer.echo("ttvd: interrupted", err=True)
-        sys.exit(130)

@@ -1,7 +1,7 @@
 """Unlabelled images to predict: a folder, a list of files, or an array."""
 
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -11,9 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ttvd.data.sets.arrays import read_npy
 from ttvd.data.sets.folder import SUFFIXES, read_image
 
 OnUnreadable = Literal["stop", "skip"]
+_AHEAD = 4  # batches that are read while one is used
 
 
 @dataclass(frozen=True)
@@ -38,13 +40,18 @@ class Batch:
 
     Attributes:
         positions: Of the images in the inputs.
-        images: (b, c, h, w); no images if none of the batch could be read.
+        images: (b, c, h, w); None if no image of the batch can be used.
         unreadable: Positions and reasons of those that were left out.
     """
 
     positions: list[int]
     images: Tensor | None
     unreadable: list[tuple[int, str]]
+
+    @property
+    def stop(self) -> int:
+        """Position after the last image of the batch."""
+        return max([*self.positions, *(p for p, _ in self.unreadable)]) + 1
 
 
 def open_inputs(
@@ -62,7 +69,7 @@ def open_inputs(
     if path.suffix == ".npy":
         return _open_array(path)
     if path.is_dir():
-        files = sorted(p for p in path.rglob("*") if p.suffix.lower() in SUFFIXES and p.is_file())
+        files = sorted(p for p in path.rglob("*") if p.suffix.lower() in SUFFIXES and not p.is_dir())
         names = [str(file.relative_to(path)) for file in files]
     elif path.suffix == ".txt":
         names = [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
@@ -83,12 +90,7 @@ def _read_picture(path: Path, resize: int | None, crop: int | None, gray: bool) 
 
 
 def _open_array(path: Path) -> Inputs:
-    try:
-        array = np.load(path, mmap_mode="r", allow_pickle=False)
-    except ValueError as error:
-        raise ValueError(
-            f"{path} cannot be read without running code from it, or is damaged: {error}"
-        ) from error
+    array = read_npy(path)
     if array.ndim not in (3, 4) or len(array) == 0:
         raise ValueError(
             f"{path} must hold images (n, c, h, w), (n, h, w, c) or (n, h, w), got {array.shape}"
@@ -110,40 +112,57 @@ def iterate_batches(
 ) -> Iterator[Batch]:
     """Batches in the order of the inputs; the next ones are read in threads while one is used.
 
+    An image cannot be used if it cannot be decoded, holds values that are not finite, or has another size than the
+    first one that could.
+
     Args:
         inputs: What to read.
         size: Images in a batch, those included that turn out to be unreadable.
         on_unreadable: ``"stop"`` raises, ``"skip"`` leaves the image out and says so in the batch.
         start: Position to begin with.
-        workers: Threads that read; at most four batches wait in memory.
+        workers: Threads that read.
     """
     if size < 1:
         raise ValueError(f"a batch needs at least 1 image, got {size}")
-
-    def attempt(position: int) -> Tensor | ValueError | OSError:
-        try:
-            return inputs.read(position)
-        except (ValueError, OSError) as error:
-            return error
-
+    shape: torch.Size | None = None
     with ThreadPoolExecutor(workers) as pool:
         ahead = iter(range(start, len(inputs)))
-        waiting = [(p, pool.submit(attempt, p)) for p in islice(ahead, 4 * size)]
+        waiting = [(p, pool.submit(inputs.read, p)) for p in islice(ahead, _AHEAD * size)]
         while waiting:
             now, waiting = waiting[:size], waiting[size:]
-            waiting += [(p, pool.submit(attempt, p)) for p in islice(ahead, len(now))]
-            yield _collate([(p, future.result()) for p, future in now], on_unreadable)
+            waiting += [(p, pool.submit(inputs.read, p)) for p in islice(ahead, len(now))]
+            batch, shape = _collate(now, shape, inputs, on_unreadable)
+            yield batch
 
 
-def _collate(items: list[tuple[int, Tensor | ValueError | OSError]], on_unreadable: OnUnreadable) -> Batch:
-    good = [(p, image) for p, image in items if isinstance(image, Tensor)]
-    bad = [(p, error) for p, error in items if not isinstance(error, Tensor)]
-    if bad and on_unreadable == "stop":
-        raise bad[0][1]
-    shapes = {tuple(image.shape) for _, image in good}
-    if len(shapes) > 1:
-        raise ValueError(
-            f"images of one stream must have one size, got {sorted(shapes)[:3]}; resize and crop them"
-        )
+def _collate(
+    items: list[tuple[int, Future[Tensor]]],
+    shape: torch.Size | None,
+    inputs: Inputs,
+    on_unreadable: OnUnreadable,
+) -> tuple[Batch, torch.Size | None]:
+    """Make a batch of what could be read; returns the size that all images must have, once it is known."""
+    good: list[tuple[int, Tensor]] = []
+    bad: list[tuple[int, str]] = []
+    for position, future in items:
+        try:
+            image = future.result()
+            _check_image(image, shape)
+        except (ValueError, OSError) as error:
+            if on_unreadable == "stop":
+                raise ValueError(f"{inputs.names[position]}: {error}") from error
+            bad.append((position, str(error)))
+            continue
+        shape = image.shape
+        good.append((position, image))
     images = torch.stack([image for _, image in good]) if good else None
-    return Batch([p for p, _ in good], images, [(p, str(error)) for p, error in bad])
+    return Batch([p for p, _ in good], images, bad), shape
+
+
+def _check_image(image: Tensor, shape: torch.Size | None) -> None:
+    if shape is not None and image.shape != shape:
+        raise ValueError(
+            f"it has size {tuple(image.shape)} and the images before it {tuple(shape)}; resize and crop them"
+        )
+    if not bool(image.isfinite().all()):
+        raise ValueError("it holds NaN or infinite values")

@@ -3,11 +3,11 @@
 import csv
 import math
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TextIO
+from typing import Self, TextIO
 
 from torch import Tensor
 
@@ -15,7 +15,7 @@ from ttvd.adapters import Adapter
 from ttvd.adapters.objectives import entropy
 from ttvd.deploy.inputs import Batch, Inputs
 
-COLUMNS = ("name", "prediction", "class", "confidence")
+COLUMNS = ("name", "prediction", "confidence", "class")
 
 
 @dataclass
@@ -27,7 +27,7 @@ class Summary:
         kept: Share of each batch that was used to adapt.
         histogram: Predictions of each class.
         unreadable: Names and reasons of images that were left out.
-        moved: Length of the change of the adapted parameters over the length of the source's.
+        moved: Length of the change of the adapted parameters in this run, over their length at its start.
     """
 
     entropies: list[float] = field(default_factory=list)
@@ -50,24 +50,56 @@ class PredictionFile:
 
     Args:
         path: The file to be.
+        classes: Names of the classes, for a column more.
+        rows: Continue a partial file after so many rows; None to begin a new one.
+
+    Attributes:
+        rows: Rows written so far.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, classes: Sequence[str] | None = None, rows: int | None = None) -> None:
         if path.suffix not in (".csv", ".parquet"):
             raise ValueError(f"predictions go to a .csv or .parquet file, got {path.name}")
         if path.suffix == ".parquet":
             import pyarrow  # noqa: F401 - a missing package must show before the work, not after it
         self.path = path
         self.partial = path.with_name(path.name + ".partial")
+        self.classes = classes
+        self.rows = rows or 0
+        if rows is None and self.partial.exists():
+            raise ValueError(
+                f"{self.partial} holds the rows of a run that was cut off; continue that one with --resume and the "
+                "state that it saved, or delete the file"
+            )
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._file: TextIO = self.partial.open("w", newline="", encoding="utf-8")
-        self._writer = csv.writer(self._file)
-        self._writer.writerow(COLUMNS)
+        self._file: TextIO = self._begin() if rows is None else self._continue(rows)
 
-    def write(self, rows: Iterable[tuple[Any, ...]]) -> None:
+    def _begin(self) -> TextIO:
+        file = self.partial.open("w", newline="", encoding="utf-8")
+        csv.writer(file).writerow(COLUMNS if self.classes is not None else COLUMNS[:-1])
+        return file
+
+    def _continue(self, rows: int) -> TextIO:
+        """Rows that were written after the state was saved are written again."""
+        if not self.partial.is_file():
+            raise ValueError(f"there is no {self.partial} to continue; leave --resume out")
+        with self.partial.open(newline="", encoding="utf-8") as file:
+            kept = [row for _, row in zip(range(rows + 1), csv.reader(file), strict=False)]
+        if len(kept) <= rows:
+            raise ValueError(f"{self.partial} has {len(kept) - 1} rows, the state was saved after {rows}")
+        file = self.partial.open("w", newline="", encoding="utf-8")
+        csv.writer(file).writerows(kept)
+        return file
+
+    def write(self, names: Sequence[str], labels: Sequence[int], confidences: Sequence[float]) -> None:
         """Add rows and hand them to the system."""
-        self._writer.writerows(rows)
+        known: Iterable[tuple[str, ...]] = ((),) * len(names)
+        if self.classes is not None:
+            known = ((self.classes[label],) for label in labels)
+        columns = zip(names, labels, confidences, known, strict=True)
+        csv.writer(self._file).writerows((n, label, f"{c:.6f}", *more) for n, label, c, more in columns)
         self._file.flush()
+        self.rows += len(names)
 
     def __enter__(self) -> Self:
         return self
@@ -75,40 +107,50 @@ class PredictionFile:
     def __exit__(
         self, kind: type[BaseException] | None, _: BaseException | None, __: TracebackType | None
     ) -> None:
+        self._file.flush()
         os.fsync(self._file.fileno())
         self._file.close()
         if kind is not None:
+            if self.rows == 0:
+                self.partial.unlink()
             return
         if self.path.suffix == ".parquet":
-            from pyarrow import csv as arrow_csv
-            from pyarrow import parquet
-
-            converted = self.path.with_name(self.path.name + ".tmp")
-            parquet.write_table(arrow_csv.read_csv(self.partial), converted)
-            converted.replace(self.path)
-            self.partial.unlink()
+            self._convert()
         else:
             self.partial.replace(self.path)
 
+    def _convert(self) -> None:
+        import pyarrow
+        from pyarrow import csv as arrow_csv
+        from pyarrow import parquet
+
+        # Named types: names and classes that look like numbers must stay text.
+        kinds = (pyarrow.string(), pyarrow.int64(), pyarrow.float64(), pyarrow.string())
+        options = arrow_csv.ConvertOptions(column_types=dict(zip(COLUMNS, kinds, strict=True)))
+        converted = self.path.with_name(self.path.name + ".tmp")
+        parquet.write_table(arrow_csv.read_csv(self.partial, convert_options=options), converted)
+        converted.replace(self.path)
+        self.partial.unlink()
+
 
 def adapt_batch(
-    adapter: Adapter,
-    batch: Batch,
-    inputs: Inputs,
-    out: PredictionFile,
-    summary: Summary,
-    classes: tuple[str, ...] | None = None,
+    adapter: Adapter, batch: Batch, inputs: Inputs, out: PredictionFile, summary: Summary
 ) -> None:
     """Predict and adapt to one batch, write its rows and take note."""
     summary.unreadable += [(inputs.names[p], reason) for p, reason in batch.unreadable]
     if batch.images is None:
         return
     anchor = adapter.anchor
-    logits = adapter(batch.images.to(anchor.device, anchor.dtype)).float()
+    try:
+        logits = adapter(batch.images.to(anchor.device, anchor.dtype)).float()
+    except RuntimeError as error:
+        shape = tuple(batch.images.shape[1:])
+        first = str(error).splitlines()[0]
+        raise ValueError(f"the model cannot take images of size {shape}: {first}") from error
+    if out.classes is not None and len(out.classes) != logits.shape[1]:
+        raise ValueError(f"there are {len(out.classes)} names of classes and {logits.shape[1]} outputs")
     confidences, labels = (values.tolist() for values in logits.softmax(1).max(1))
-    names = [inputs.names[p] for p in batch.positions]
-    known = [str(label) if classes is None else classes[label] for label in labels]
-    out.write(zip(names, labels, known, [f"{c:.6f}" for c in confidences], strict=True))
+    out.write([inputs.names[p] for p in batch.positions], labels, confidences)
     for label in labels:
         summary.histogram[label] = summary.histogram.get(label, 0) + 1
     scale = math.log(max(logits.shape[1], 2))

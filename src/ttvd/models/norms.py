@@ -59,6 +59,24 @@ class Statistics:
         return cls(prior=0.0)
 
     @classmethod
+    def parse(cls, text: str) -> "Statistics":
+        """From a word: ``batch``, ``source``, ``prior:P``, ``count:N`` or ``momentum:M``.
+
+        Example:
+            >>> Statistics.parse("count:16")
+            Statistics(prior=0.0, count=16.0, momentum=None)
+        """
+        kind, sign, number = text.partition(":")
+        if not sign and kind in ("batch", "source"):
+            return cls.batch() if kind == "batch" else cls.source()
+        try:
+            return cls(**{{"prior": "prior", "count": "count", "momentum": "momentum"}[kind]: float(number)})
+        except (KeyError, ValueError) as error:
+            raise ValueError(
+                f"statistics are batch, source, prior:P, count:N or momentum:M, got {text!r}"
+            ) from error
+
+    @classmethod
     def source(cls) -> "Statistics":
         """Those stored at training."""
         return cls(prior=1.0)

@@ -7,13 +7,15 @@ from typing import Literal
 
 import ttvd
 from ttvd.data.corruptions.checks import check_choice
+from ttvd.data.export.lock import lock_folder
 from ttvd.data.export.manifest import Ledger
 from ttvd.data.export.plan import Plan as Plan
 from ttvd.data.export.source import Advance as Advance
 from ttvd.data.export.stacks import write_stacks
 from ttvd.data.export.trees import Format as Format
 from ttvd.data.export.trees import write_trees
-from ttvd.data.sets import LabelledImages
+from ttvd.data.sets import ImageFolder, LabelledImages
+from ttvd.data.sets.pictures import require_pillow
 
 Layout = Literal["cifar", "folder"]
 
@@ -34,7 +36,8 @@ def export_set(
 
     Args:
         source: An `ImageSet` or an `ImageFolder`.
-        out: Folder of the result; corruptions are added to those there, another kind of export is refused.
+        out: Folder of the result: new, empty, or of an earlier run with the same settings, to which corruptions
+            are added. Anything else is refused, and so is a second run at the same time.
         plan: Corruptions, severities, seed and constants; the 15 usual ones at all severities unless given.
         layout: "cifar" writes one .npy file for each corruption with the severities stacked, and labels.npy;
             "folder" writes pictures as corruption/severity/class/picture.
@@ -57,6 +60,7 @@ def export_set(
     check_choice(layout, ("cifar", "folder"), "layout")
     check_choice(image_format, ("jpeg", "png"), "format of pictures")
     plan = plan or Plan()
+    _check_pillow(source, plan, layout)
     settings = {
         "ttvd": ttvd.__version__,
         "layout": layout,
@@ -65,10 +69,23 @@ def export_set(
         "classes": source.classes,
         **plan.describe(),
     }
-    ledger = Ledger(Path(out), settings)
     report = advance or (lambda name, count: None)
-    if layout == "cifar":
-        write_stacks(source, Path(out), plan, ledger, report, workers=workers)
-    else:
-        write_trees(source, Path(out), plan, ledger, report, image_format=image_format, workers=workers)
+    with lock_folder(Path(out)):
+        ledger = Ledger(Path(out), settings)
+        if layout == "cifar":
+            write_stacks(source, Path(out), plan, ledger, report, workers=workers)
+        else:
+            write_trees(source, Path(out), plan, ledger, report, image_format=image_format, workers=workers)
     return Path(out)
+
+
+def _check_pillow(source: LabelledImages, plan: Plan, layout: Layout) -> None:
+    """Raise before work begins, not hours later when the first picture is reached."""
+    needs = {
+        "reading pictures": isinstance(source, ImageFolder),
+        "writing pictures": layout == "folder",
+        "jpeg_compression": "jpeg_compression" in plan.corruptions,
+        "frost from pictures": plan.frost == "pictures" and "frost" in plan.corruptions,
+    }
+    for purpose in (purpose for purpose, needed in needs.items() if needed):
+        require_pillow(purpose)

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from ttvd.data.export.lock import LOCK, is_temporary
 from ttvd.data.fetch.download import hash_file
 from ttvd.files import open_atomic
 
@@ -21,10 +22,10 @@ SUMS = "SHA256SUMS"
 
 
 class Ledger:
-    """The finished files of an export.
+    """The finished files of an export, whose folder the caller has locked.
 
     Args:
-        folder: Where the export goes.
+        folder: Where the export goes: empty, or begun by an earlier run.
         settings: What it depends on. A folder that was begun with others is refused, but corruptions may be added.
     """
 
@@ -32,13 +33,15 @@ class Ledger:
         self._folder = folder
         self._settings = json.loads(json.dumps(settings))
         self._finished: set[str] = set()
-        folder.mkdir(parents=True, exist_ok=True)
         self._compare()
         self._sums = _read_sums(folder / SUMS)
+        self._write_manifest()  # first: a folder with other files but without it is refused
         self._write_sums()  # without a line that a kill cut off
-        self._write_manifest()
-        for stray in folder.glob(".*.tmp"):
-            stray.unlink()
+
+    @property
+    def corruptions(self) -> frozenset[str]:
+        """Names of the corruptions of this and of earlier runs."""
+        return frozenset(self._settings["corruptions"])
 
     def holds(self, name: str) -> bool:
         """Whether a file is finished and unchanged."""
@@ -68,13 +71,14 @@ class Ledger:
     def _compare(self) -> None:
         path = self._folder / MANIFEST
         if not path.is_file():
+            self._refuse_others()
             return
         try:
             found = json.loads(path.read_text(encoding="utf-8"))
             made, finished = dict(found["corruptions"]), set(found["finished"])
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(
-                f"{path} is damaged ({error!r}); choose another folder or delete this one"
+                f"{path} is damaged or not of an export ({error!r}); choose another folder"
             ) from error
         for key, value in self._settings.items():
             if key != "corruptions" and found.get(key) != value:
@@ -83,6 +87,15 @@ class Ledger:
                 )
         self._settings["corruptions"] |= made
         self._finished = finished
+
+    def _refuse_others(self) -> None:
+        """Raise if there is anything that no export made: it might be overwritten."""
+        for entry in sorted(self._folder.iterdir()):
+            if entry.name != LOCK and not is_temporary(entry.name, of=MANIFEST):
+                raise ValueError(
+                    f"{self._folder} is not empty (it has {entry.name}) and has no {MANIFEST} of an earlier run; "
+                    "choose a new or an empty folder"
+                )
 
     def _write_sums(self) -> None:
         lines = "".join(f"{digest}  {name}\n" for name, digest in sorted(self._sums.items()))

@@ -15,6 +15,38 @@ from ttvd.data.corruptions import CORRUPTIONS, EXTRA, corrupt, describe, frost_s
 from ttvd.data.corruptions.checks import check_choice, check_severity
 
 
+def read_names(text: str) -> tuple[str, ...]:
+    """Read names of corruptions with commas between them; "common" and "all" stand for the 15 and the 19.
+
+    Example:
+        >>> read_names("fog, snow")
+        ('fog', 'snow')
+    """
+    groups = {"common": CORRUPTIONS, "all": (*CORRUPTIONS, *EXTRA)}
+    names = groups.get(text.strip()) or tuple(name.strip() for name in text.split(","))
+    if not all(names):
+        raise ValueError(
+            f"corruptions must be names with one comma between them, such as fog,snow, got {text!r}: "
+            "a name is empty"
+        )
+    return names
+
+
+def read_severities(text: str) -> tuple[int, ...]:
+    """Read severities with commas between them.
+
+    Example:
+        >>> read_severities("1,5")
+        (1, 5)
+    """
+    try:
+        return tuple(int(number) for number in text.split(","))
+    except ValueError:
+        raise ValueError(
+            f"severities must be numbers from 1 to 5 with commas between them, got {text!r}"
+        ) from None
+
+
 @dataclass(frozen=True)
 class Plan:
     """Which corruptions, how strong, and what their chance depends on.

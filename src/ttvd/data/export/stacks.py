@@ -10,7 +10,8 @@ from typing import BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from ttvd.data.export.manifest import Ledger
+from ttvd.data.export.lock import remove_temporaries
+from ttvd.data.export.manifest import MANIFEST, SUMS, Ledger
 from ttvd.data.export.plan import Plan
 from ttvd.data.export.source import Advance, batches_of
 from ttvd.data.sets import LabelledImages
@@ -21,6 +22,8 @@ def write_stacks(
     source: LabelledImages, out: Path, plan: Plan, ledger: Ledger, advance: Advance, *, workers: int
 ) -> None:
     """Write every missing file; bytes (n, h, w, c) for each severity, one after the other."""
+    made = {MANIFEST, SUMS, "labels.npy", *(f"{name}.npy" for name in ledger.corruptions)}
+    remove_temporaries(out, lambda path: path in made)
     labels = np.tile(source.labels.numpy(), len(plan.severities))
     if not ledger.holds("labels.npy"):
         small = labels.astype(np.uint8) if labels.max() < 256 else labels

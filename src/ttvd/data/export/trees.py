@@ -11,7 +11,8 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from ttvd.data.export.manifest import Ledger
+from ttvd.data.export.lock import remove_temporaries
+from ttvd.data.export.manifest import MANIFEST, SUMS, Ledger
 from ttvd.data.export.plan import Plan
 from ttvd.data.export.source import Advance, batches_of
 from ttvd.data.sets import ImageFolder, LabelledImages
@@ -35,6 +36,7 @@ def write_trees(
 ) -> None:
     """Write every missing picture; each batch is decoded once for all corruptions and severities."""
     names = name_pictures(source, image_format)
+    _remove_temporaries(out, plan, ledger, frozenset(names))
     with ThreadPoolExecutor(max(1, workers)) as pool:
         for images, index in batches_of(source, workers):
             for corruption in plan.corruptions:
@@ -47,6 +49,19 @@ def write_trees(
                         ledger.add(dict(zip(paths, digests, strict=True)))
                     advance(corruption, len(paths))
     ledger.close(plan.corruptions, list_files=False)
+
+
+def _remove_temporaries(out: Path, plan: Plan, ledger: Ledger, names: frozenset[str]) -> None:
+    severities = {str(severity) for severity in plan.severities}
+
+    def is_made(path: str) -> bool:
+        corruption, _, below = path.partition("/")
+        severity, _, name = below.partition("/")
+        return path in (MANIFEST, SUMS) or (
+            corruption in ledger.corruptions and severity in severities and name in names
+        )
+
+    remove_temporaries(out, is_made)
 
 
 def name_pictures(source: LabelledImages, image_format: Format) -> list[str]:

@@ -1,36 +1,19 @@
 """`ttvd adapt`: what a deployer meets."""
 
 import csv
-import subprocess
-import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 from typer.testing import CliRunner
 
 import ttvd
 from ttvd.cli.main import app
-from ttvd.data.digits import split_digits
-from ttvd.deploy.inputs import iterate_batches, open_inputs
 from ttvd.models.views import AggregatedViews
 
 RUNNER = CliRunner()
-
-
-@pytest.fixture(scope="module")
-def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Eighty real digits as an array and as pictures."""
-    place = tmp_path_factory.mktemp("digits")
-    images = (split_digits()[2][:80, 0] * 255).byte().numpy()
-    np.save(place / "digits.npy", images)
-    (place / "pictures" / "deep").mkdir(parents=True)
-    for number, image in enumerate(images):
-        folder = place / "pictures" / ("deep" if number % 2 else ".")
-        Image.fromarray(image).save(folder / f"{number:03}.png")
-    return place
 
 
 def run_adapt(source: Path, out: Path, *options: str, method: str = "ttvd") -> list[dict[str, str]]:
@@ -115,8 +98,11 @@ def test_parquet(digits: Path, tmp_path: Path) -> None:
     ]
     assert RUNNER.invoke(app, arguments, catch_exceptions=False).exit_code == 0
     table = parquet.read_table(out)
-    assert table.column_names == ["name", "prediction", "class", "confidence"]
-    assert table.num_rows == 80
+    assert table.column_names == ["name", "prediction", "confidence"]
+    assert table["name"].to_pylist() == [str(i) for i in range(80)]
+    rows = run_adapt(digits / "digits.npy", tmp_path / "out.csv", method="bn")
+    assert table["prediction"].to_pylist() == [int(row["prediction"]) for row in rows]
+    assert table["confidence"].to_pylist() == pytest.approx([float(row["confidence"]) for row in rows])
 
 
 def test_unreadable_images_stop_or_are_left_out(digits: Path, tmp_path: Path) -> None:
@@ -137,10 +123,8 @@ def test_a_model_of_the_users_own(digits: Path, tmp_path: Path, monkeypatch: pyt
 
     code = "from torch import nn\ndef make():\n    return nn.Sequential(nn.Flatten(), nn.Linear(784, 10))\n"
     (tmp_path / "mymodels.py").write_text(code)
-    monkeypatch.syspath_prepend(tmp_path)
-    import mymodels  # type: ignore[import-not-found]
-
-    net = mymodels.make()
+    monkeypatch.chdir(tmp_path)
+    net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(784, 10))
     save_file(net.state_dict(), tmp_path / "weights.safetensors")
     out = tmp_path / "out.csv"
     arguments = ["adapt", str(digits / "digits.npy"), "--model", "mymodels:make", "--method", "source"]
@@ -152,73 +136,75 @@ def test_a_model_of_the_users_own(digits: Path, tmp_path: Path, monkeypatch: pyt
     assert found == net(images).argmax(1).tolist()
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--model", "digits-slaa"], "did you mean 'digits-sla'"),
-        (["--model", "no.such:thing"], "cannot find 'thing'"),
-        (["--model", "digits-sla", "--set", "lr"], "NAME=VALUE"),
-        (["--model", "digits-sla", "--set", "rate=1"], "no parameter 'rate'"),
-        (["--model", "digits-sla", "--out", "x.json"], r"\.csv or \.parquet"),
-        (["--model", "digits-sla", "--unreadable", "maybe"], "stop or skip"),
-        (["--model", "digits-sla", "--weights", "w.safetensors"], "weights go with"),
-        (["--model", "digits-sla", "--state", "missing.safetensors"], "no ttvd.state file"),
-    ],
-)
-def test_bad_input_is_refused_before_any_work(
-    digits: Path, tmp_path: Path, options: list[str], message: str
+def test_a_label_augmented_model_of_the_users_own(
+    digits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    out = ["--out", str(tmp_path / "out.csv")] if "--out" not in options else []
-    with pytest.raises((ValueError, FileNotFoundError), match=message):
-        RUNNER.invoke(app, ["adapt", str(digits / "digits.npy"), *out, *options], catch_exceptions=False)
-    assert not list(tmp_path.iterdir())
+    (tmp_path / "slamodel.py").write_text(
+        "import ttvd\ndef make():\n    return ttvd.load('digits-sla').model\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    source = ttvd.load("digits-sla")
+    assert source.sites is not None
+    source.sites.save(tmp_path / "sites.safetensors")
+    arguments = [
+        "adapt",
+        str(digits / "digits.npy"),
+        "--model",
+        "slamodel:make",
+        "--sites",
+        "sites.safetensors",
+    ]
+    arguments += ["--method", "tent", "--out", "out.csv"]
+    assert RUNNER.invoke(app, arguments, catch_exceptions=False).exit_code == 0
+    with (tmp_path / "out.csv").open(newline="") as file:
+        assert {int(row["prediction"]) for row in csv.DictReader(file)} == set(range(10))
 
 
-def test_a_state_of_another_method_is_refused(digits: Path, tmp_path: Path) -> None:
-    state = str(tmp_path / "state.safetensors")
-    run_adapt(digits / "digits.npy", tmp_path / "a.csv", "--save-state", state)
-    with pytest.raises(ValueError, match="saved with method ttvd"):
-        run_adapt(digits / "digits.npy", tmp_path / "b.csv", "--state", state, method="vd")
-    with pytest.raises(ValueError, match="saved with parameters"):
-        run_adapt(digits / "digits.npy", tmp_path / "b.csv", "--state", state, "--set", "lr=1")
+def test_names_of_classes(digits: Path, tmp_path: Path) -> None:
+    (tmp_path / "names.txt").write_text("\n".join(f"digit {i}" for i in range(10)))
+    rows = run_adapt(digits / "digits.npy", tmp_path / "a.csv", "--classes", str(tmp_path / "names.txt"))
+    assert all(row["class"] == f"digit {row['prediction']}" for row in rows)
+    (tmp_path / "names.txt").write_text("one\ntwo")
+    with pytest.raises(ValueError, match="2 names of classes and 10 outputs"):
+        run_adapt(digits / "digits.npy", tmp_path / "b.csv", "--classes", str(tmp_path / "names.txt"))
 
 
-@pytest.mark.parametrize(
-    ("array", "message"),
-    [
-        (np.array([{"a": 1}], dtype=object), "without running code"),
-        (np.zeros((4, 4), np.uint8), "must hold images"),
-        (np.zeros((4, 8, 8), np.int32), "bytes or floats"),
-    ],
-)
-def test_arrays_that_are_no_images(tmp_path: Path, array: np.ndarray, message: str) -> None:
-    np.save(tmp_path / "a.npy", array)
-    with pytest.raises(ValueError, match=message):
-        open_inputs(tmp_path / "a.npy")
+def test_sites_beside_a_checkpoint_are_found(digits: Path, tmp_path: Path) -> None:
+    for file in (Path(ttvd.__file__).parent / "models" / "checkpoints").glob("digits-sla.*"):
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    arguments = ["adapt", str(digits / "digits.npy"), "--model", str(tmp_path / "digits-sla.safetensors")]
+    result = RUNNER.invoke(app, [*arguments, "--out", str(tmp_path / "out.csv")], catch_exceptions=False)
+    assert result.exit_code == 0
 
 
-def test_batches_keep_the_order_and_the_last_one_is_short(tmp_path: Path) -> None:
-    np.save(tmp_path / "a.npy", np.arange(23, dtype=np.uint8)[:, None, None].repeat(2, 1).repeat(2, 2))
-    batches = list(iterate_batches(open_inputs(tmp_path / "a.npy"), 5))
-    assert [len(batch.positions) for batch in batches] == [5, 5, 5, 5, 3]
-    values = torch.cat([batch.images for batch in batches if batch.images is not None])[:, 0, 0, 0] * 255
-    assert values.round().tolist() == list(range(23))
+def test_an_interrupted_stream_goes_on_where_it_was(
+    digits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ttvd.deploy import job
 
+    whole = run_adapt(digits / "digits.npy", tmp_path / "whole.csv", "--batch-size", "16")
+    once = job.adapt_batch
+    calls: list[int] = []
 
-def test_a_killed_stream_leaves_its_rows(digits: Path, tmp_path: Path) -> None:
-    code = f"""
-import os
-import ttvd.deploy.job as job
-from ttvd.cli.main import app
-once = job.adapt_batch
-def killed(*args):
-    once(*args)
-    os._exit(9)
-job.adapt_batch = killed
-app(["adapt", {str(digits / "digits.npy")!r}, "--model", "digits-sla", "--method", "bn", "--batch-size", "16",
-     "--out", {str(tmp_path / "out.csv")!r}])
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
-    assert done.returncode == 9
-    assert not (tmp_path / "out.csv").exists()
-    assert len((tmp_path / "out.csv.partial").read_text().splitlines()) == 17
+    def interrupted(*arguments: Any) -> None:
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        calls.append(1)
+        once(*arguments)
+
+    options = ["--batch-size", "16", "--save-state", str(tmp_path / "state.safetensors")]
+    command = [
+        "adapt",
+        str(digits / "digits.npy"),
+        "--model",
+        "digits-sla",
+        "--out",
+        str(tmp_path / "out.csv"),
+    ]
+    monkeypatch.setattr(job, "adapt_batch", interrupted)
+    assert RUNNER.invoke(app, [*command, *options]).exit_code == 130
+    monkeypatch.setattr(job, "adapt_batch", once)
+    with pytest.raises(ValueError, match="--resume"):
+        RUNNER.invoke(app, [*command, *options], catch_exceptions=False)
+    resumed = run_adapt(digits / "digits.npy", tmp_path / "out.csv", *options, "--resume")
+    assert resumed == whole
