@@ -22,6 +22,7 @@ MAY_IMPORT = {
     "source": {"geometry", "models", "data"},
     "adapters": {"geometry", "models"},
     "check": {"adapters"},
+    "toy": {"models", "source", "adapters"},
     "bench": {"geometry", "models", "source", "adapters", "data", "metrics"},
     "report": {"bench", "geometry", "metrics", "data"},
     "deploy": {"models", "adapters", "data"},

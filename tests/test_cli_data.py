@@ -1,20 +1,17 @@
 """The commands about data: what they write, print and refuse."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
-import typer
 from PIL import Image
 from typer.testing import CliRunner
 
-from ttvd.cli.data import corrupt_set, data_app, draw_contact_sheet
-
-app = typer.Typer(pretty_exceptions_enable=False)
-app.add_typer(data_app, name="data")
-app.command("corrupt")(corrupt_set)
-app.command("contact-sheet")(draw_contact_sheet)
+from ttvd.cli.main import app
+from ttvd.data.fetch import contents
 
 
 def run(*arguments: str | Path) -> str:
@@ -32,20 +29,32 @@ def arrays(tmp_path: Path) -> Path:
     return tmp_path / "toy.npz"
 
 
-def test_the_list_shows_every_source_and_what_is_there(tmp_path: Path) -> None:
-    (tmp_path / "CIFAR-10-C").mkdir()
-    lines = run("data", "list", "--root", tmp_path).splitlines()
+@pytest.fixture
+def cifar100(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with CIFAR-100, which is smaller here."""
+    monkeypatch.setitem(contents.SIZES, "cifar-100-binary", {"train.bin": 5, "test.bin": 1})
+    (tmp_path / "cifar-100-binary").mkdir()
+    (tmp_path / "cifar-100-binary" / "train.bin").write_bytes(bytes(5))
+    (tmp_path / "cifar-100-binary" / "test.bin").write_bytes(bytes(1))
+    return tmp_path
+
+
+def test_the_list_shows_every_source_and_what_is_there(cifar100: Path) -> None:
+    (cifar100 / "CIFAR-10-C").mkdir()
+    (cifar100 / "mnist").mkdir()
+    for name in ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1"):
+        (cifar100 / "mnist" / f"{name}-ubyte.gz").write_bytes(b"garbage")
+    lines = run("data", "list", "--root", cifar100).splitlines()
     states = {line.split()[0]: line.split()[-1] for line in lines[1:] if line.strip()}
-    assert states["cifar10-c"] == "yes"
-    assert states["mnist"] == "no"
     assert len(states) == 9
+    assert {name for name, state in states.items() if state == "yes"} == {"cifar100"}
+    assert states["cifar10-c"] == states["mnist"] == "no"
 
 
-def test_get_says_that_a_set_is_there(tmp_path: Path) -> None:
-    (tmp_path / "CIFAR-10-C").mkdir()
-    assert "was there already" in run("data", "get", "cifar10-c", "--root", tmp_path)
+def test_get_says_that_a_set_is_there(cifar100: Path) -> None:
+    assert "was there already" in run("data", "get", "cifar100", "--root", cifar100)
     with pytest.raises(ValueError, match="did you mean 'cifar10'"):
-        run("data", "get", "cifar", "--root", tmp_path)
+        run("data", "get", "cifar", "--root", cifar100)
 
 
 def test_corrupt_writes_stacks(arrays: Path, tmp_path: Path) -> None:
@@ -59,7 +68,8 @@ def test_corrupt_writes_stacks(arrays: Path, tmp_path: Path) -> None:
         "--severities",
         "1,5",
     )
-    assert "6 images, 2 corruptions, severities [1, 5]" in run(*command, "--seed", "7")
+    closing = "6 images of 16 x 16, 2 corruptions, severities [1, 5], cifar constants: "
+    assert closing in run(*command, "--seed", "7")
     assert np.load(tmp_path / "out" / "fog.npy").shape == (12, 16, 16, 3)
     manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
     assert (manifest["seed"], manifest["constants"]) == (7, "cifar")
@@ -71,17 +81,78 @@ def test_corrupt_writes_trees(arrays: Path, tmp_path: Path) -> None:
     options = ("--layout", "folder", "--format", "png", "--corruptions", "contrast", "--severities", "3")
     run("corrupt", arrays, "--out", tmp_path / "out", *options)
     assert len(list((tmp_path / "out" / "contrast" / "3").rglob("*.png"))) == 6
-    run(
-        "corrupt",
-        tmp_path / "out" / "contrast" / "3",
-        "--set",
-        "folder",
-        "--out",
-        tmp_path / "again",
-        "--help",
-    )
     manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
     assert manifest["constants"] == "imagenet"
+
+
+@pytest.fixture
+def pictures(tmp_path: Path) -> Path:
+    """Three pictures of 40 x 32 in two classes."""
+    generator = np.random.default_rng(0)
+    for name in ("cat/a.png", "cat/b.png", "dog/c.png"):
+        (tmp_path / "photos" / name).parent.mkdir(parents=True, exist_ok=True)
+        pixels = generator.integers(0, 256, (32, 40, 3), np.uint8)
+        Image.fromarray(pixels).save(tmp_path / "photos" / name)
+    return tmp_path / "photos"
+
+
+ONE = ("--corruptions", "contrast", "--severities", "3", "--format", "png", "--workers", "0")
+
+
+@pytest.mark.parametrize(
+    ("options", "size"),
+    [
+        ((), (40, 32)),
+        (("--crop", "24"), (24, 24)),
+        (("--resize", "16"), (20, 16)),
+        (("--resize", "16", "--crop", "16"), (16, 16)),
+        (("--set", "imagenet"), (224, 224)),
+        (("--set", "imagenet", "--resize", "0", "--crop", "0"), (40, 32)),
+    ],
+)
+def test_corrupt_takes_folders_of_pictures(
+    options: tuple[str, ...], size: tuple[int, int], pictures: Path, tmp_path: Path
+) -> None:
+    output = run("corrupt", pictures, "--out", tmp_path / "out", *ONE, *options)
+    assert f"3 images of {size[0]} x {size[1]}, 1 corruptions, severities [3], imagenet constants" in output
+    made = sorted(path.relative_to(tmp_path / "out") for path in (tmp_path / "out").rglob("*.png"))
+    assert made == [Path("contrast", "3", name) for name in ("cat/a.png", "cat/b.png", "dog/c.png")]
+    with Image.open(tmp_path / "out" / made[0]) as picture:
+        assert picture.size == size
+
+
+def test_corrupt_asks_for_a_size_where_pictures_differ(pictures: Path, arrays: Path, tmp_path: Path) -> None:
+    Image.new("RGB", (50, 50)).save(pictures / "dog" / "d.png")
+    with pytest.raises(ValueError, match=r"different sizes .* such as --resize 256 --crop 224"):
+        run("corrupt", pictures, "--out", tmp_path / "out", *ONE)
+    assert not (tmp_path / "out").exists()
+    assert "4 images of 24 x 24" in run("corrupt", pictures, "--out", tmp_path / "out", *ONE, "--crop", "24")
+    with pytest.raises(ValueError, match="are for folders of pictures"):
+        run("corrupt", arrays, "--out", tmp_path / "other", "--crop", "8")
+
+
+def test_corrupt_needs_pillow_for_pictures(
+    arrays: Path, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    for source in (arrays, pictures):  # the 15 corruptions have jpeg_compression among them
+        with pytest.raises(ImportError, match=r"needs Pillow: pip install 'ttvd\[images\]'"):
+            run("corrupt", source, "--out", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def run_process(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    code = "from ttvd.cli import main; main()"
+    command = [sys.executable, "-c", code, *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_bad_input_ends_with_one_line_and_code_2(arrays: Path) -> None:
+    result = run_process("corrupt", arrays, "--out", arrays, "--corruptions", "fog")
+    assert result.returncode == 2
+    assert result.stderr.startswith("ttvd: error: the result goes into a folder, but ")
+    assert result.stderr.count("\n") == 1
+    assert "Traceback" not in result.stdout + result.stderr
 
 
 def test_corrupt_takes_the_digits_by_default(tmp_path: Path) -> None:
@@ -96,6 +167,9 @@ def test_corrupt_takes_the_digits_by_default(tmp_path: Path) -> None:
         (("--severities", "one"), "must be numbers from 1 to 5"),
         (("--severities", "6"), "got 6"),
         (("--corruptions", "fogg"), "did you mean 'fog'"),
+        (("--corruptions", "fog,,snow"), "'fog,,snow': a name is empty"),
+        (("--corruptions", "fog,"), "a name is empty"),
+        (("--corruptions", ""), "a name is empty"),
         (("--layout", "tree"), "unknown layout"),
         (("--set", "digitz"), "did you mean 'digits'"),
     ],
@@ -106,6 +180,12 @@ def test_corrupt_refuses_bad_options(
     with pytest.raises(ValueError, match=message):
         run("corrupt", arrays, "--out", tmp_path / "out", *options)
     assert not (tmp_path / "out").exists()
+
+
+def test_corrupt_refuses_a_folder_with_other_files(arrays: Path) -> None:
+    with pytest.raises(ValueError, match=r"is not empty \(it has toy\.npz\)"):
+        run("corrupt", arrays, "--out", arrays.parent)
+    assert [path.name for path in arrays.parent.iterdir()] == ["toy.npz"]
 
 
 def test_corrupt_needs_a_source(tmp_path: Path) -> None:
@@ -129,3 +209,28 @@ def test_contact_sheet_draws_a_picture(tmp_path: Path) -> None:
     )
     with Image.open(tmp_path / "below" / "sheet.png") as sheet:
         assert sheet.width > sheet.height > 500
+    assert [path.name for path in (tmp_path / "below").iterdir()] == ["sheet.png"]
+
+
+def test_contact_sheet_needs_a_known_suffix(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    Image.new("RGB", (40, 50)).save(tmp_path / "photo.png")
+    for name in ("sheet", "sheet.txt", "v1.5"):
+        with pytest.raises(ValueError, match=r"must be that of a picture, such as \.png"):
+            run("contact-sheet", "--image", tmp_path / "photo.png", "--out", tmp_path / "below" / name)
+    assert not (tmp_path / "below").exists()
+
+
+def test_contact_sheet_passes_the_frost_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("matplotlib")
+    Image.new("RGB", (16, 16)).save(tmp_path / "photo.png")
+    seen: list[str] = []
+
+    def draw(*_: object, frost: str, **__: object) -> None:
+        seen.append(frost)
+
+    monkeypatch.setattr("ttvd.report.contact_sheet.contact_sheet", draw)
+    command = ("contact-sheet", "--image", tmp_path / "photo.png", "--out", tmp_path / "sheet.png")
+    run(*command, "--frost", "pictures")
+    run(*command)
+    assert seen == ["pictures", "procedural"]

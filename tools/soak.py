@@ -9,10 +9,9 @@ import sys
 import time
 
 import torch
-from torch import nn
 
 import ttvd
-from ttvd.models.resnet import ResNet
+from ttvd.toy import make_world
 
 
 def living_elements() -> int:
@@ -22,12 +21,8 @@ def living_elements() -> int:
 
 def soak(name: str, batches: int) -> bool:
     """Stream batches of changing contrast; true if memory stayed flat and every output finite."""
+    adapter = make_world(name)[1]()
     generator = torch.Generator().manual_seed(0)
-    net: nn.Module = ResNet(12, in_channels=1, widths=(8,), blocks=(1,), bias=True, generator=generator)
-    sites = ttvd.estimate_sites(net, (torch.rand(60, 1, 8, 8, generator=generator), torch.arange(60) % 3))
-    needs_sites = "sites" in ttvd.methods()[name].needs
-    parameters = {"tau": 1.0} if needs_sites else {}
-    adapter = ttvd.create(name, net, sites=sites if needs_sites else None, **parameters)
     pool = torch.rand(64, 8, 1, 8, 8, generator=generator)
     finite, started, middle = True, time.perf_counter(), 0
     for step in range(batches):

@@ -6,11 +6,13 @@ Each check takes a factory that builds a fresh adapter and a list of batches. A 
 
 import gc
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ttvd.adapters.base import Adapter
+from ttvd.adapters.gradient import GradientAdapter
 
 Make = Callable[[], Adapter]
 Check = Callable[[Make, nn.Module, Sequence[Tensor]], None]
@@ -130,26 +132,68 @@ def check_predict(make: Make, model: nn.Module, batches: Sequence[Tensor]) -> No
 
 def check_model_untouched(make: Make, model: nn.Module, batches: Sequence[Tensor]) -> None:
     """The user's model: weights, buffers, .grad, requires_grad, train flags and hooks stay as they are."""
-    flags = [module.training for module in model.modules()]
     grads = [p.grad for p in model.parameters()]
     for p in model.parameters():
         p.grad = torch.ones_like(p)
-    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    needs = [p.requires_grad for p in model.parameters()]
-    _run(make(), batches)
-    _demand(_same(_values(before), _values(dict(model.state_dict()))), "the user's model must not change")
-    left = all(p.grad is not None and bool((p.grad == 1).all()) for p in model.parameters())
+    try:
+        before = _describe(model)
+        _run(make(), batches)
+        after = _describe(model)
+        left = all(p.grad is not None and bool((p.grad == 1).all()) for p in model.parameters())
+    finally:
+        for p, grad in zip(model.parameters(), grads, strict=True):
+            p.grad = grad
+    for (promise, old), new in zip(before.items(), after.values(), strict=True):
+        same = _same(old, new) if promise == "weights and buffers" else old == new
+        _demand(same, f"the user's model must not change: its {promise} did")
     _demand(left, "gradients that the user's model held must stay")
+
+
+def _describe(model: nn.Module) -> dict[str, list[Any]]:
+    modules = list(model.modules())
+    tensors = [*model.parameters(), *model.buffers()]
+    return {
+        "weights and buffers": [tensor.detach().clone() for tensor in tensors],
+        "requires_grad": [p.requires_grad for p in model.parameters()],
+        "train flags": [m.training for m in modules],
+        "hooks": [len(m._forward_hooks) + len(m._forward_pre_hooks) for m in modules],
+    }
+
+
+def check_refused_batch(make: Make, model: nn.Module, batches: Sequence[Tensor]) -> None:
+    """A batch with a value that is not finite changes nothing, even where values are not looked at."""
+    adapter, clean = make(), make()
+    for one in (adapter, clean):
+        one(batches[0])
+    adapter.validation = clean.validation = "never"
+    bad = batches[1].clone()
+    bad.view(-1)[0] = float("nan")
+    before = adapter.snapshot()
+    adapter(bad)
+    kept = {name: tensor for name, tensor in adapter.snapshot().items() if tensor.is_floating_point()}
+    same = _same(_values(kept), _values({name: before[name] for name in kept}))
+    _demand(same, "a batch that is not finite must not change the state")
     _demand(
-        needs == [p.requires_grad for p in model.parameters()], "requires_grad of the user's model must stay"
+        bool(adapter(batches[2]).isfinite().all()),
+        "after a batch that is not finite the output must be finite",
     )
-    _demand(flags == [m.training for m in model.modules()], "train flags of the user's model must stay")
-    hooks = sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules())
-    _run(make(), batches[:1])
-    after = sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules())
-    _demand(hooks == after, "no hook may stay behind on the user's model")
-    for p, grad in zip(model.parameters(), grads, strict=True):
-        p.grad = grad
+
+
+def check_empty_selection(make: Make, model: nn.Module, batches: Sequence[Tensor]) -> None:
+    """Where a gradient method keeps no sample, parameters and optimizer slots stay as they are."""
+    adapter = make()
+    shared = (GradientAdapter.adapt, GradientAdapter.take_step)
+    if not isinstance(adapter, GradientAdapter) or (type(adapter).adapt, type(adapter).take_step) != shared:
+        return  # its own step decides what nothing means, and its own tests look at that
+    adapter(batches[0])
+    before, full = adapter.snapshot(), adapter.loss
+    adapter.loss = lambda x: full(x)._replace(kept=torch.zeros_like(adapter.kept))  # type: ignore[method-assign]
+    adapter(batches[1])
+    parameters = {name for name, p in adapter.named_parameters() if p.requires_grad}
+    watched = [name for name in before if name in parameters or name.startswith("optimizer.")]
+    after = adapter.snapshot()
+    same = _same([before[name] for name in watched], [after[name] for name in watched])
+    _demand(same, "an empty selection must leave parameters and optimizer slots alone")
 
 
 def check_grad_modes(make: Make, model: nn.Module, batches: Sequence[Tensor]) -> None:
@@ -233,6 +277,8 @@ CHECKS: tuple[Check, ...] = (
     check_snapshot,
     check_predict,
     check_model_untouched,
+    check_refused_batch,
+    check_empty_selection,
     check_grad_modes,
     check_batch_sizes,
     check_constant_inputs,

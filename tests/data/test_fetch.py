@@ -178,7 +178,10 @@ def source(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> Source:
 
 def test_a_set_is_fetched_once_and_laid_out(source: Source, shop: Shop, tmp_path: Path) -> None:
     folder = fetch_set("toy", tmp_path)
-    assert {path.name: path.read_bytes() for path in folder.iterdir()} == {"a.npy": b"one", "b.npy": b"two"}
+    assert {path.name: path.read_bytes() for path in folder.glob("[!.]*")} == {
+        "a.npy": b"one",
+        "b.npy": b"two",
+    }
     assert [path.name for path in tmp_path.iterdir()] == ["toy"]
     fetch_set("toy", tmp_path)
     assert len(shop.requests) == 1
@@ -188,7 +191,7 @@ def test_an_archive_put_there_by_hand_needs_no_network(source: Source, shop: Sho
     (tmp_path / "toy.zip").write_bytes(shop.files["/toy.zip"])
     (tmp_path / ".unpacking-toy.zip").mkdir()  # left by a killed run
     (tmp_path / ".unpacking-toy.zip" / "half.npy").write_bytes(b"h")
-    assert sorted(path.name for path in fetch_set("toy", tmp_path).iterdir()) == ["a.npy", "b.npy"]
+    assert sorted(path.name for path in fetch_set("toy", tmp_path).glob("[!.]*")) == ["a.npy", "b.npy"]
     assert shop.requests == []
 
 

@@ -190,3 +190,39 @@ def test_class_maps_that_do_not_fit_are_refused() -> None:
         ClassMap.match(("n1",), ("n1", "n1"))
     with pytest.raises(ValueError, match="must have 2 columns, got 3"):
         ClassMap.match(("n1",), ("n1", "n2")).restrict(torch.zeros(1, 3))
+
+
+def test_links_are_followed_but_loops_do_not_multiply_a_set(tmp_path: Path) -> None:
+    make_tree(tmp_path / "set")
+    make_tree(tmp_path / "elsewhere")
+    before = len(ImageFolder(tmp_path / "set"))
+    (tmp_path / "set" / "n01" / "loop").symlink_to(tmp_path / "set" / "n01")
+    (tmp_path / "set" / "n01" / "up").symlink_to(tmp_path / "set")
+    (tmp_path / "set" / "n02" / "again").symlink_to(tmp_path / "set" / "n02" / "sub")
+    assert len(ImageFolder(tmp_path / "set")) == before
+    (tmp_path / "set" / "n01" / "more").symlink_to(tmp_path / "elsewhere" / "n03")
+    (tmp_path / "set" / "n04").symlink_to(tmp_path / "elsewhere" / "n03")
+    images = ImageFolder(tmp_path / "set")
+    paths = [images.path(place) for place in range(len(images))]
+    assert paths[:3] == ["n01/x.png", "n01/more/a.JPEG", "n01/more/b.png"]
+    assert "n02/sub/deep.png" in paths  # the folder, not the link to it
+    assert paths[-2:] == ["n04/a.JPEG", "n04/b.png"]
+    assert len(paths) == before + 4
+
+
+def test_sizes_of_pictures_are_compared(tmp_path: Path) -> None:
+    make_tree(tmp_path)
+    whole = ImageFolder(tmp_path).prepared(None, None)
+    whole.check_size()
+    assert whole.floats([0]).shape == (1, 3, 36, 40)
+    Image.fromarray(paint((80, 72), 9)).save(tmp_path / "n03" / "c.png")
+    larger = ImageFolder(tmp_path, None, None)
+    with pytest.raises(ValueError, match=r"n01/x\.png: 40 x 36, n03/c\.png: 80 x 72\); give a crop"):
+        larger.check_size()
+    for resize, crop in ((18, None), (None, 30)):
+        prepared = larger.prepared(resize, crop)
+        prepared.check_size()
+        assert len(prepared.floats().shape) == 4
+    (tmp_path / "n03" / "c.png").write_bytes(b"no picture")
+    with pytest.raises(ValueError, match=r"c\.png cannot be used as a picture"):
+        larger.check_size()

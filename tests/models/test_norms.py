@@ -146,3 +146,24 @@ def test_nothing_to_adapt_is_said_before_the_first_batch() -> None:
 def test_impossible_policies_are_refused(arguments: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=r"prior|count|momentum"):
         Statistics(**arguments)
+
+
+def test_a_norm_with_two_names_is_exchanged_in_both() -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.bn1 = trained_norm()
+            self.stem = nn.Sequential(self.bn1, nn.ReLU())
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.stem(x)  # type: ignore[no-any-return]
+
+    net, x = Twice(), torch.randn(8, 3, 4, 4)
+    expected = normalise(x, net.bn1, 0.0).relu()
+    assert torch.allclose(apply_statistics(net, Statistics.batch())(x), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("text", ["sometimes", "count", "count:many", "prior:2"])
+def test_words_that_name_no_statistics(text: str) -> None:
+    with pytest.raises(ValueError, match=r"statistics|prior"):
+        Statistics.parse(text)

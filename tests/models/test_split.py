@@ -126,14 +126,19 @@ def test_upright_takes_the_columns_of_the_first_view() -> None:
         parts.upright(5)
 
 
-def test_shared_copy_owns_what_is_named_and_shares_the_rest() -> None:
+def test_shared_copy_owns_buffers_and_what_is_named_and_shares_the_rest() -> None:
     net = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
-    copy = shared_copy(net, {"1.weight", "1.running_mean"})
+    copy = shared_copy(net, {"1.weight"})
 
     def shares(name: str) -> bool:
         return bool(copy.state_dict()[name].data_ptr() == net.state_dict()[name].data_ptr())
 
-    assert [name for name in net.state_dict() if not shares(name)] == ["1.weight", "1.running_mean"]
+    assert [name for name in net.state_dict() if not shares(name)] == [
+        "1.weight",
+        "1.running_mean",
+        "1.running_var",
+        "1.num_batches_tracked",
+    ]
     assert [name for name, p in copy.named_parameters() if p.requires_grad] == ["1.weight"]
     assert all(p.requires_grad for p in net.parameters())
 
@@ -145,3 +150,31 @@ def test_adapting_costs_the_memory_of_what_adapts() -> None:
     own = sum(p.numel() for p in tent.parameters() if p.data_ptr() not in theirs)
     affine = sum(p.numel() for m in net.modules() if isinstance(m, nn.BatchNorm2d) for p in m.parameters())
     assert own == affine
+
+
+def test_a_model_that_writes_to_its_buffers_stays_as_it_is() -> None:
+    class Counting(nn.Module):
+        calls: Tensor
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(4, 3)
+            self.register_buffer("calls", torch.zeros(()))
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.calls += 1
+            return self.fc(input=x.flatten(1))  # type: ignore[no-any-return]
+
+    net = Counting()
+    adapter = ttvd.create("t3a", net)
+    adapter(torch.rand(4, 1, 2, 2))
+    adapter.predict(torch.rand(4, 1, 2, 2))
+    assert net.calls == 0
+
+
+def test_a_data_parallel_wrapper_is_taken_off() -> None:
+    net = nn.Sequential(nn.Flatten(), nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 2))
+    x = torch.rand(6, 1, 2, 2)
+    for name in ("source", "tent", "t3a"):
+        expected = ttvd.create(name, net)(x)
+        assert torch.equal(ttvd.create(name, nn.DataParallel(net))(x), expected)

@@ -154,21 +154,30 @@ def test_streams_need_the_number_of_classes_and_all_the_data() -> None:
         estimate_sites(net, [], num_classes=3)
 
 
-class Broken(nn.Module):
-    """Its features are maps, or not finite."""
+class Between(nn.Module):
+    """Does something between its method ``features`` and its head."""
 
-    def __init__(self, flat: bool) -> None:
+    def __init__(self, scale: float) -> None:
         super().__init__()
-        self.flat = flat
+        self.scale = scale
+        self.fc = nn.Linear(64, 3)
 
     def features(self, x: Tensor) -> Tensor:
-        return x.flatten(1) / 0 if self.flat else x
+        return x.flatten(1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(self.features(x) * self.scale)  # type: ignore[no-any-return]
 
 
-@pytest.mark.parametrize("flat", [True, False])
-def test_features_must_be_finite_rows(flat: bool) -> None:
+def test_features_must_be_finite() -> None:
     with pytest.raises(ValueError, match="features must be finite and of shape"):
-        estimate_sites(Broken(flat), make_data())
+        estimate_sites(Between(float("inf")), (torch.ones(6, 1, 8, 8), torch.arange(6) % 3))
+
+
+def test_sites_are_means_of_what_enters_the_head() -> None:
+    images, labels = torch.rand(6, 1, 8, 8), torch.arange(6) % 3
+    plain, scaled = (estimate_sites(Between(scale), (images, labels)).means for scale in (1.0, 5.0))
+    assert torch.allclose(scaled, 5 * plain)
 
 
 def test_a_layer_called_features_is_not_taken_for_the_method() -> None:

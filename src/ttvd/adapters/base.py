@@ -13,10 +13,11 @@ from torch import Tensor, nn
 
 from ttvd.adapters.inputs import check_inputs
 from ttvd.models.norms import Statistics, Which, apply_statistics, following_stream, select_parameters
-from ttvd.models.split import shared_copy
+from ttvd.models.split import shared_copy, unwrap
 
 State = dict[str, Tensor]
 Timing = Literal["before", "after"]
+Validation = Literal["auto", "always", "never"]
 
 
 class Adapter(nn.Module):
@@ -41,6 +42,7 @@ class Adapter(nn.Module):
 
     prediction: Timing = "before"
     networks: ClassVar[tuple[str, ...]] = ("model",)
+    validation: Validation
     model: nn.Module
     kept: Tensor
 
@@ -48,6 +50,9 @@ class Adapter(nn.Module):
         super().__init__()
         if torch.is_inference_mode_enabled():
             raise RuntimeError("build the adapter outside torch.inference_mode(); it may be called inside")
+        if not isinstance(statistics, Statistics):
+            raise TypeError(f"statistics must be a ttvd.Statistics, got {statistics!r}; see Statistics.parse")
+        model = unwrap(model)
         adapting = select_parameters(model, parameters) if parameters else set()
         follows = statistics.momentum is not None
         owned = adapting | (_running_buffers(model) if follows else set())
@@ -55,14 +60,15 @@ class Adapter(nn.Module):
         # Looked up again, for a norm that is wrapped has another name now.
         self._averages = {f"model.{name}" for name in _running_buffers(self.model)} if follows else set()
         self.register_buffer("kept", torch.ones((), device=self.anchor.device), persistent=False)
-        self.validation: Literal["auto", "always", "never"] = "auto"
-        self._seen_values = False
+        self.validation = "auto"
+        self._seen_batch = False
         self._begin()
 
     def _begin(self) -> None:
         """Nothing has changed yet, and the saved state is what may."""
         self._initial: State | None = None
         self.register_state_dict_post_hook(_drop_frozen)  # type: ignore[no-untyped-call]
+        self.register_load_state_dict_pre_hook(_add_frozen)  # type: ignore[no-untyped-call]
 
     @property
     def anchor(self) -> Tensor:
@@ -91,13 +97,29 @@ class Adapter(nn.Module):
             Logits (b, k), detached; their softmax is the prediction.
         """
         self._remember()
-        with torch.inference_mode(mode=False):
-            return self.adapt(self._admit(x)).detach()
+        with torch.inference_mode(False):
+            x, checked = self._admit(x)
+            return (self.adapt(x) if checked else self._adapt_guarded(x)).detach()
+
+    def _adapt_guarded(self, x: Tensor) -> Tensor:
+        """Adapt to a batch whose values nobody has looked at: if one is not finite, nothing changes.
+
+        Without waiting for the device: what is not finite counts as 0, and the state is put back by a mask.
+        """
+        fine = x.isfinite().all()
+        before = self.snapshot()
+        out = self.adapt(x.nan_to_num(0.0, 0.0, 0.0))
+        with torch.no_grad():
+            for name, tensor in self._changing().items():
+                if tensor.device == fine.device:
+                    tensor.copy_(torch.where(fine, tensor, before[name]))
+            self.kept.mul_(fine)
+        return out
 
     def predict(self, x: Tensor) -> Tensor:
         """Predict without adapting: nothing changes."""
-        with torch.inference_mode(mode=False), torch.no_grad():
-            return self.output(self._admit(x))
+        with torch.inference_mode(False), torch.no_grad():
+            return self.output(self._admit(x)[0])
 
     def snapshot(self) -> State:
         """A copy of everything that may change."""
@@ -107,7 +129,7 @@ class Adapter(nn.Module):
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Go back to a :meth:`snapshot`."""
         self._remember()
-        with torch.inference_mode(mode=False):
+        with torch.inference_mode(False):
             for name, tensor in self._changing().items():
                 tensor.copy_(state[name])
 
@@ -133,6 +155,10 @@ class Adapter(nn.Module):
         self.restore(state_dict)
         return torch.nn.modules.module._IncompatibleKeys([], [])
 
+    def requires_grad_(self, requires_grad: bool = True) -> Self:
+        """Nothing: which parameters adapt was decided at construction."""
+        return self
+
     def train(self, mode: bool = True) -> Self:
         """Set the flag of the adapter alone: its model stays in evaluation mode, so that dropout stays off."""
         self.training = mode
@@ -155,16 +181,30 @@ class Adapter(nn.Module):
     def _remember(self) -> None:
         """Keep the initial state, the first time that it is about to change."""
         if self._initial is None:
-            with torch.inference_mode(mode=False):
+            with torch.inference_mode(False):
                 self._initial = self.snapshot()
 
-    def _admit(self, x: Tensor) -> Tensor:
+    def _admit(self, x: Tensor) -> tuple[Tensor, bool]:
+        """The batch, fit for autograd, and whether its values were looked at."""
         weight = self.anchor
-        cheap = weight.device.type == "cpu" or not self._seen_values
+        cheap = weight.device.type == "cpu" or not self._seen_batch
         values = self.validation == "always" or (self.validation == "auto" and cheap)
         check_inputs(x, device=weight.device, dtype=weight.dtype, values=values)
-        self._seen_values = True
-        return x.clone() if x.is_inference() else x
+        x = x.clone() if x.is_inference() else x
+        if not self._seen_batch:
+            self._check_model(x[:2])
+        self._seen_batch = True
+        return x, values
+
+    @torch.no_grad()
+    def _check_model(self, x: Tensor) -> None:
+        """A model that returns no logits must be refused before anything is made of them."""
+        logits = self.model(x)
+        if not isinstance(logits, Tensor) or logits.ndim != 2 or len(logits) != len(x):
+            got = tuple(logits.shape) if isinstance(logits, Tensor) else f"a {type(logits).__name__}"
+            raise ValueError(
+                f"the model must return logits of shape (b, k), got {got}; wrap it so that it does"
+            )
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
@@ -179,6 +219,17 @@ def _drop_frozen(adapter: nn.Module, state: dict[str, Any], prefix: str, _: Any)
     for key in set(state) - {prefix + name for name in adapter._changing()}:
         if key.startswith(prefix):
             del state[key]
+
+
+def _add_frozen(adapter: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
+    """A saved state that is loaded as a part of a larger module lacks the frozen weights: they are there already."""
+    assert isinstance(adapter, Adapter)
+    adapter._remember()
+    for module_prefix, module in adapter.named_modules(prefix=prefix.removesuffix(".")):
+        own: dict[str, Tensor] = {}
+        module._save_to_state_dict(own, f"{module_prefix}." if module_prefix else "", keep_vars=True)
+        for name, tensor in own.items():
+            state.setdefault(name, tensor)
 
 
 def _running_buffers(model: nn.Module) -> set[str]:

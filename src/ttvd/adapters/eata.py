@@ -13,7 +13,7 @@ from ttvd.adapters.objectives import entropy, mean_over
 from ttvd.adapters.optim import GatedSGD
 from ttvd.adapters.registry import register
 from ttvd.models.norms import Statistics
-from ttvd.models.split import split
+from ttvd.models.split import count_classes
 
 _DECAY = 0.9  # of the moving mean, in the authors' code
 
@@ -50,7 +50,7 @@ class ETA(GradientAdapter):
     Deviations from the authors' code: ``reset`` clears the moving mean (theirs forgets it); dropout stays off.
 
     Args:
-        model: The classifier; k is the size of its last linear layer.
+        model: The classifier; k is its ``num_classes``, or the size of its last linear layer.
         margin: E0 as a share of ln k; 0.4 in the paper.
         similarity: Limit of the cosine, 0.05 for ImageNet in the paper; :func:`default_similarity` unless given.
         lr: Learning rate; 2.5e-4 for ImageNet in the paper, with plain momentum SGD.
@@ -85,7 +85,7 @@ class ETA(GradientAdapter):
         super().__init__(
             model, lr=lr, momentum=momentum, steps=steps, statistics=statistics, prediction=prediction
         )
-        classes = split(model).linear.out_features
+        classes = count_classes(model)
         self.margin = margin
         self.similarity = default_similarity(classes) if similarity is None else similarity
         if not (margin > 0.0 and self.similarity > 0.0):
@@ -119,8 +119,8 @@ class ETA(GradientAdapter):
         """Which samples are confident and not redundant; all are new to a mean of zeros."""
         if logits.shape[1] != len(self.mean):
             raise ValueError(
-                f"the last linear layer that was found has {len(self.mean)} outputs and the model {logits.shape[1]}; "
-                "pass ttvd.models.split(model, head='dotted.name') of the right one"
+                f"the model was taken to have {len(self.mean)} classes and returns {logits.shape[1]}; give it an "
+                "attribute num_classes, or pass ttvd.split(model, head='dotted.name') with the right head"
             )
         confident = entropy(logits) < self.margin * math.log(logits.shape[1])
         likeness = F.cosine_similarity(self.mean[None], logits.softmax(1).to(self.mean.dtype), dim=1)

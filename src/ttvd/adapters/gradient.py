@@ -58,6 +58,11 @@ class GradientAdapter(Adapter):
             raise ValueError(f"steps must be at least 1, got {steps}")
         if prediction not in ("before", "after"):
             raise ValueError(f"prediction must be 'before' or 'after', got {prediction!r}")
+        if any(p.dtype.itemsize < 4 for p in self.adapting()):
+            raise ValueError(
+                "weights in half precision cannot follow small steps: keep the model in float32 and call the adapter "
+                "inside torch.autocast"
+            )
         self.steps = steps
         self.prediction = prediction
         self.optimizer = build_optimizer(optimizer, self.adapting(), lr, momentum)

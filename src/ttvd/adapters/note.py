@@ -13,7 +13,7 @@ from ttvd.adapters.memory import Clock, Memory, MemoryAdapter
 from ttvd.adapters.registry import register
 from ttvd.models.instance_norm import InstanceAwareBatchNorm2d
 from ttvd.models.norms import Statistics
-from ttvd.models.split import split
+from ttvd.models.split import count_classes
 
 
 class BalancedReservoir(Memory):
@@ -114,7 +114,7 @@ class NOTE(MemoryAdapter):
         for layer in self.model.modules():
             if isinstance(layer, InstanceAwareBatchNorm2d):
                 layer.momentum = alpha
-        self.memory = BalancedReservoir(capacity, split(model).linear.out_features, self.anchor)
+        self.memory = BalancedReservoir(capacity, count_classes(model), self.anchor)
         self.clock = Clock(period)
         self.dice = Dice(seed)
 

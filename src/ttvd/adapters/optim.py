@@ -45,6 +45,8 @@ class GatedOptimizer(nn.Module):
         )
         for parameter, move in zip(parameters, moves, strict=True):
             parameter.sub_(move.view_as(parameter))
+        # Autocast keeps half-precision copies of weights until its block ends; these are old now.
+        torch.clear_autocast_cache()
 
 
 class GatedSGD(GatedOptimizer):

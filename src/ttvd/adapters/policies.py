@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ttvd.adapters.base import Adapter, State
+from ttvd.adapters.base import Adapter, State, Validation
 from ttvd.adapters.objectives import entropy
 
 
@@ -33,7 +33,7 @@ class Policy(Adapter):
     def forward(self, x: Tensor) -> Tensor:
         """Predict and adapt, and start again where the policy says so."""
         self._remember()
-        with torch.inference_mode(mode=False):
+        with torch.inference_mode(False):
             self.before()
             logits: Tensor = self.adapter(x)
             self.after(logits)
@@ -59,9 +59,18 @@ class Policy(Adapter):
         """A weight of the model inside."""
         return self.adapter.anchor
 
+    @property
+    def validation(self) -> Validation:
+        """That of the adapter inside."""
+        return self.adapter.validation
+
+    @validation.setter
+    def validation(self, value: Validation) -> None:
+        self.adapter.validation = value
+
     def __getattr__(self, name: str) -> Any:
-        # What an adapter shows to the outside (kept, model, validation) is that of the one inside.
-        if name in ("kept", "model", "validation"):
+        # What an adapter shows to the outside is that of the one inside.
+        if name in ("kept", "model"):
             return getattr(self.adapter, name)
         return super().__getattr__(name)
 
@@ -152,7 +161,8 @@ class ResetOnCollapse(Policy):
 
     def after(self, logits: Tensor) -> None:
         """Follow the mean prediction, and start again when it has collapsed."""
-        self.mean.lerp_(logits.softmax(1).mean(0).to(self.mean.dtype), self.momentum)
+        present = logits.softmax(1).mean(0).to(self.mean.dtype)
+        self.mean.lerp_(torch.where(present.isfinite().all(), present, self.mean), self.momentum)
         if entropy(self.mean.log()) < self.threshold * math.log(len(self.mean)):
             self.adapter.reset()
             self.mean.fill_(1.0 / len(self.mean))

@@ -11,7 +11,7 @@ from ttvd.adapters.gradient import GradientAdapter, Step
 from ttvd.adapters.objectives import entropy
 from ttvd.adapters.registry import register
 from ttvd.models.norms import Statistics, apply_statistics
-from ttvd.models.split import shared_copy, split
+from ttvd.models.split import count_classes, shared_copy
 
 
 @register(
@@ -97,7 +97,7 @@ class ROID(GradientAdapter):
         self.temperature, self.alpha, self.beta, self.batch_size = temperature, alpha, beta, batch_size
         self.dice = Dice(seed)
         self.source = apply_statistics(shared_copy(model, set()), statistics or Statistics.batch()).eval()
-        classes = split(model).linear.out_features
+        classes = count_classes(model)
         self.register_buffer("mean", self.anchor.new_full((classes,), 1.0 / classes, requires_grad=False))
 
     def output(self, x: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from ttvd.adapters.gradient import GradientAdapter, Step
 from ttvd.adapters.objectives import entropy, mean_over
 from ttvd.adapters.registry import register
 from ttvd.models.norms import Statistics
+from ttvd.models.split import SplitModel, split
 
 _EPS = 1e-5  # inside the logarithm of the mean prediction, as in TTAB
 
@@ -55,8 +56,10 @@ class SHOT(GradientAdapter):
         >>> shot(torch.rand(8, 1, 2, 2)).shape
         torch.Size([8, 2])
         >>> [name for name, p in shot.model.named_parameters() if p.requires_grad]
-        ['1.weight', '1.bias']
+        ['model.1.weight', 'model.1.bias']
     """
+
+    model: SplitModel
 
     def __init__(
         self,
@@ -72,7 +75,7 @@ class SHOT(GradientAdapter):
         prediction: Timing = "before",
     ) -> None:
         super().__init__(
-            model,
+            split(model),
             lr=lr,
             optimizer=optimizer,
             momentum=momentum,
@@ -86,6 +89,10 @@ class SHOT(GradientAdapter):
         if not 0.0 <= confidence <= 1.0:
             raise ValueError(f"confidence is a probability, between 0 and 1; got {confidence}")
         self.weight, self.confidence = weight, confidence
+
+    def output(self, x: Tensor) -> Tensor:
+        """Logits; at the first use it is checked that the layer which stays is the head."""
+        return self.model.features_and_logits(x)[1]
 
     def loss(self, x: Tensor) -> Step:
         """Information maximisation over the batch, cross-entropy of the confident samples."""

@@ -100,6 +100,8 @@ class TTVD(GradientAdapter):
         _check_choice("objective", objective, get_args(Objective))
         self.structure, self.objective = structure, objective
         self.gamma = 1.0 if structure in ("vd", "pd") else gamma
+        if tau is None and shift is not None and self.gamma != 1.0:
+            raise ValueError("temperatures are fitted for the default shift: give tau together with a shift")
         self.tau = sites.temperature(structure, self.gamma) if tau is None else tau
         if not self.tau > 0.0:
             raise ValueError(f"tau must be positive, got {self.tau}")
@@ -117,7 +119,8 @@ class TTVD(GradientAdapter):
             weight = weight[:: self.head_views]
             bias = None if bias is None else bias[:: self.head_views]
         self.voronoi = sites.diagram(self.views).to(device=device)
-        self.joint_voronoi = sites.diagram().to(device=device)
+        # The joint objective measures against all sites, however many views predict.
+        self.joint_voronoi = sites.diagram().to(device=device) if self.objective == "joint" else self.voronoi
         self.power = Diagram.from_linear(weight, bias, views=min(self.views, self.head_views))
 
     def output(self, x: Tensor) -> Tensor:

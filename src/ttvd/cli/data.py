@@ -79,16 +79,22 @@ def corrupt_set(
     frost: str = typer.Option("procedural", help="procedural, or pictures (needs the extra corruptions)."),
     device: str = typer.Option("cpu", help="Where the corruptions are computed."),
     workers: int = typer.Option(2, min=0, help="Processes that decode pictures."),
+    resize: int | None = typer.Option(
+        None, min=0, help="Shorter side of pictures, 0 to keep it; 256 for imagenet sets, else 0."
+    ),
+    crop: int | None = typer.Option(
+        None, min=0, help="Side of the square cut from pictures, 0 for none; 224 for imagenet sets, else 0."
+    ),
 ) -> None:
     """Write the corrupted version of a clean set, with a manifest; goes on where it was interrupted."""
-    from ttvd.data.export import Plan
+    from ttvd.data.export import Plan, read_names, read_severities
     from ttvd.data.sets import ImageFolder
 
-    clean = _load_clean(source, name, split)
+    clean = _prepare(_load_clean(source, name, split), name, resize, crop)
     form = layout or ("folder" if isinstance(clean, ImageFolder) else "cifar")
     plan = Plan(
-        corruptions=_read_names(corruptions),
-        severities=_read_numbers(severities),
+        corruptions=read_names(corruptions),
+        severities=read_severities(severities),
         seed=seed,
         constants=cast(
             Literal["cifar", "imagenet"], constants or ("imagenet" if form == "folder" else "cifar")
@@ -105,6 +111,7 @@ def draw_contact_sheet(
     constants: str = typer.Option("imagenet", help="Table of constants: cifar or imagenet."),
     seed: int = typer.Option(0, min=0, help="Seed of the random fields."),
     size: int = typer.Option(224, min=8, help="Side of the square that is cut from the picture."),
+    frost: str = typer.Option("procedural", help="procedural, or pictures (needs the extra corruptions)."),
 ) -> None:
     """Draw one picture under every corruption at every severity."""
     from rich.console import Console
@@ -115,9 +122,14 @@ def draw_contact_sheet(
 
     console = Console()
     clean = load_digits_5k()[0][2500] if image is None else read_image(image, resize=size, crop=size)
-    out.parent.mkdir(parents=True, exist_ok=True)
     with console.status("Drawing"):
-        contact_sheet(clean, out, constants=cast(Literal["cifar", "imagenet"], constants), seed=seed)
+        contact_sheet(
+            clean,
+            out,
+            constants=cast(Literal["cifar", "imagenet"], constants),
+            seed=seed,
+            frost=cast(Literal["procedural", "pictures"], frost),
+        )
     console.print(f"The contact sheet: [bold]{out.resolve()}[/bold]", soft_wrap=True)
 
 
@@ -130,6 +142,24 @@ def _load_clean(source: Path | None, name: str | None, split: str) -> "ImageSet 
         raise FileNotFoundError(f"no file or folder {source}")
     guess = "digits" if source is None else "folder" if source.is_dir() else "arrays"
     return load_set(name or guess, source or Path(), cast(Literal["train", "test"], split))
+
+
+def _prepare(
+    clean: "ImageSet | ImageFolder", name: str | None, resize: int | None, crop: int | None
+) -> "ImageSet | ImageFolder":
+    from ttvd.data.sets import ImageFolder
+
+    if not isinstance(clean, ImageFolder):
+        if resize is not None or crop is not None:
+            raise ValueError(f"--resize and --crop are for folders of pictures, {clean.name} is an array")
+        return clean
+    usual = (clean.resize, clean.crop) if (name or "").startswith("imagenet") else (None, None)
+    given = [
+        default if side is None else side or None for side, default in zip((resize, crop), usual, strict=True)
+    ]
+    clean = clean.prepared(*given)
+    clean.check_size()
+    return clean
 
 
 def _export(
@@ -157,21 +187,9 @@ def _export(
         folder = export_set(
             clean, out, plan, layout=layout, image_format=image_format, workers=workers, advance=advance
         )
-    done = f"{len(clean):,} images, {len(plan.corruptions)} corruptions, severities {list(plan.severities)}"
+    height, width = clean.floats([0]).shape[2:]
+    done = (
+        f"{len(clean):,} images of {width} x {height}, {len(plan.corruptions)} corruptions, "
+        f"severities {list(plan.severities)}, {plan.constants} constants"
+    )
     console.print(f"{done}: [bold]{folder.resolve()}[/bold]", soft_wrap=True, highlight=False)
-
-
-def _read_names(text: str) -> tuple[str, ...]:
-    from ttvd.data.corruptions import CORRUPTIONS, EXTRA
-
-    groups = {"common": CORRUPTIONS, "all": (*CORRUPTIONS, *EXTRA)}
-    return groups.get(text) or tuple(name.strip() for name in text.split(","))
-
-
-def _read_numbers(text: str) -> tuple[int, ...]:
-    try:
-        return tuple(int(number) for number in text.split(","))
-    except ValueError:
-        raise ValueError(
-            f"severities must be numbers from 1 to 5 with commas between them, got {text!r}"
-        ) from None

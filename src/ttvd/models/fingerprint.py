@@ -18,6 +18,7 @@ def fingerprint(module: nn.Module) -> str:
         True
     """
     state = {name: value for name, value in module.state_dict().items() if isinstance(value, Tensor)}
+    state |= dict(module.named_buffers())  # normalisation may be kept out of the saved state
     start = _shared_prefix(list(state))
     digest = hashlib.sha256()
     for name in sorted(state):

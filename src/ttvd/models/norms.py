@@ -157,19 +157,27 @@ def apply_statistics(model: nn.Module, statistics: Statistics) -> nn.Module:
     A subclass with a forward of its own (norm and activation in one, as in timm) keeps it: its normalisation is
     done before it, and what is left of it is made the identity.
     """
-    for name, layer in list(model.named_modules()):
+    made: dict[nn.Module, nn.Module] = {}
+    # Every name counts: a layer that is registered twice is exchanged in both places.
+    for name, layer in list(model.named_modules(remove_duplicate=False)):
         if not isinstance(layer, _BatchNorm) or isinstance(layer, StreamNorm):
             continue
         if statistics.prior == 1.0 and statistics.count is None and layer.running_mean is None:
             raise ValueError(f"batch norm {name!r} has no source statistics (track_running_stats=False)")
-        new: nn.Module = StreamNorm(layer, statistics)
-        if type(layer).forward is not _BatchNorm.forward and not isinstance(layer, nn.SyncBatchNorm):
-            new = nn.Sequential(new, _without_normalisation(layer))
+        if layer not in made:
+            made[layer] = _exchange(layer, statistics)
         if name:
-            model.set_submodule(name, new)
+            model.set_submodule(name, made[layer])
         else:
-            model = new
+            model = made[layer]
     return model
+
+
+def _exchange(layer: _BatchNorm, statistics: Statistics) -> nn.Module:
+    new = StreamNorm(layer, statistics)
+    if type(layer).forward is not _BatchNorm.forward and not isinstance(layer, nn.SyncBatchNorm):
+        return nn.Sequential(new, _without_normalisation(layer))
+    return new
 
 
 def _without_normalisation(layer: _BatchNorm) -> _BatchNorm:
@@ -217,7 +225,7 @@ def select_parameters(model: nn.Module, which: Which) -> set[str]:
         raise ValueError(f"parameters must be 'norm', 'features' or 'all', got {which!r}")
     if not names:
         raise ValueError(
-            f"{type(model).__name__} has no parameters to adapt with parameters={which!r}: "
-            "no normalisation layer with affine weights was found. Use parameters='features' or 'all'."
+            f"{type(model).__name__} has nothing to adapt: no normalisation layer with affine weights was found, and "
+            "this method adapts those. Methods that train all features (`ttvd methods`) may serve."
         )
     return names

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ttvd.models.fingerprint import fingerprint as fingerprint
+from ttvd.models.split import SplitModel
 from ttvd.models.tensorfile import read_tensors, write_tensors
 
 if TYPE_CHECKING:
@@ -126,11 +127,11 @@ class Sites:
         """Refuse, with the reason, a model that these sites were not estimated with.
 
         Args:
-            model: The model whose features will be compared with the sites; when it has an ``nn.Linear``
-                called ``linear`` (a ``SplitModel``), its sizes are compared first, for a clearer reason.
+            model: The model whose features will be compared with the sites; of a ``SplitModel``
+                the sizes are compared first, for a clearer reason.
         """
-        linear = getattr(model, "linear", None)
-        if isinstance(linear, nn.Linear):
+        if isinstance(model, SplitModel):
+            linear = model.linear
             if linear.in_features != self.dim:
                 raise ValueError(
                     f"the sites have {self.dim} dimensions, the model's features {linear.in_features}"

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from ttvd.models.fingerprint import fingerprint as find_fingerprint
+from ttvd.models.split import SplitModel
 from ttvd.models.tensorfile import read_tensors, write_tensors
 
 KIND = "ttvd.source_features"
@@ -60,11 +61,10 @@ class SourceFeatures:
         """Refuse, with the reason, a model that these features were not collected with.
 
         Args:
-            model: When it has an ``nn.Linear`` called ``linear`` (a ``SplitModel``), its sizes are compared first, for
-                a clearer reason.
+            model: Of a ``SplitModel`` the sizes are compared first, for a clearer reason.
         """
-        linear = getattr(model, "linear", None)
-        if isinstance(linear, nn.Linear):
+        if isinstance(model, SplitModel):
+            linear = model.linear
             if linear.in_features != self.dim:
                 raise ValueError(
                     f"the source features have {self.dim} dimensions, the model's {linear.in_features}"

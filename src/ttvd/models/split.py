@@ -47,7 +47,9 @@ class SplitModel(nn.Module):
     def features_and_logits(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """What enters the head, (b, d), and what leaves it, (b, k), in one forward pass."""
         seen: list[Tensor] = []
-        hook = self.linear.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+        hook = self.linear.register_forward_pre_hook(
+            lambda _, args, kwargs: seen.append(args[0] if args else kwargs["input"]), with_kwargs=True
+        )
         try:
             logits = self.model(x)
         finally:
@@ -125,6 +127,7 @@ def split(model: nn.Module, example: Tensor | None = None, *, head: str | None =
     """
     if isinstance(model, SplitModel):
         return model
+    model = unwrap(model)
     linears = {name: m for name, m in model.named_modules() if isinstance(m, nn.Linear)}
     if head is not None:
         if head not in linears:
@@ -167,6 +170,18 @@ def _last_used(model: nn.Module, linears: dict[str, nn.Linear], example: Tensor 
     return calls[-1]
 
 
+def unwrap(model: nn.Module) -> nn.Module:
+    """The model inside of a data-parallel wrapper, whose buckets and hooks are for training."""
+    parallel = (nn.parallel.DistributedDataParallel, nn.DataParallel)
+    return model.module if isinstance(model, parallel) else model
+
+
+def count_classes(model: nn.Module) -> int:
+    """Number of classes that a classifier tells apart: its own ``num_classes``, else the outputs of its head."""
+    told = getattr(model, "num_classes", None)
+    return told if isinstance(told, int) else split(model).linear.out_features
+
+
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
     """Put a model into evaluation mode and give every module its own flag back afterwards."""
@@ -180,14 +195,20 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 
 def shared_copy(module: M, owned: set[str]) -> M:
-    """A structural copy that owns the tensors named in ``owned`` and shares the storage of all others, frozen.
+    """A structural copy that owns its buffers and the parameters in ``owned``; other parameters are shared, frozen.
 
-    The copy can be adapted and rearranged without the original noticing, at the memory cost of ``owned`` alone.
+    The copy can be adapted and rearranged without the original noticing, at the memory cost of what it owns.
     """
     memo: dict[int, Any] = {}
     for name, parameter in module.named_parameters():
         data = parameter.detach().clone() if name in owned else parameter.detach()
         memo[id(parameter)] = nn.Parameter(data, requires_grad=name in owned)
-    for name, buffer in module.named_buffers():
-        memo[id(buffer)] = buffer.detach().clone() if name in owned else buffer.detach()
-    return copy.deepcopy(module, memo)
+    for buffer in module.buffers():  # a forward pass may write to them
+        memo[id(buffer)] = buffer.detach().clone()
+    try:
+        return copy.deepcopy(module, memo)
+    except (RuntimeError, TypeError) as error:
+        raise ValueError(
+            f"this {type(module).__name__} cannot be copied: {str(error).splitlines()[0]}. Remove what hangs on it "
+            "besides its weights (old-style weight_norm, hooks with state) or pass a fresh instance"
+        ) from error

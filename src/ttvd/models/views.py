@@ -8,6 +8,8 @@ images, turned by the a-th angle.
 import torch
 from torch import Tensor, nn
 
+from ttvd.models.split import count_classes
+
 TURNS = {1: (0,), 2: (0, 2), 4: (0, 1, 2, 3)}
 """Quarter turns used for each number of views."""
 
@@ -124,6 +126,11 @@ class AggregatedViews(nn.Module):
         self.model = model
         self.views = views
         self.head_views = head_views
+
+    @property
+    def num_classes(self) -> int:
+        """Number of classes, k."""
+        return count_classes(self.model) // self.head_views
 
     def forward(self, x: Tensor) -> Tensor:
         """Class logits (b, k) of images (b, c, h, w)."""

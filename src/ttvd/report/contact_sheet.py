@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal
 from torch import Tensor
 
 from ttvd.data.corruptions import CORRUPTIONS, EXTRA, corrupt
+from ttvd.files import open_atomic
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -27,7 +28,7 @@ def contact_sheet(
 
     Args:
         image: A float image (c, h, w) in [0, 1] with 1 or 3 channels.
-        path: Where to save the figure, in the format of its suffix; None saves nothing.
+        path: Where to save the figure, in the format of its suffix such as .png or .pdf; None saves nothing.
         names: Corruptions to draw, in order.
         constants: Published table of constants.
         seed: Seed of the random fields.
@@ -48,6 +49,7 @@ def contact_sheet(
         raise ValueError(
             f"image must have shape (c, h, w), got {tuple(image.shape)}; pass one image, not a batch"
         )
+    kind = None if path is None else _read_kind(Path(path))
     figure = Figure(figsize=(len(names) * 1.1 + 0.4, 6.0), dpi=150)
     axes = figure.subplots(5, len(names), squeeze=False, gridspec_kw={"wspace": 0.04, "hspace": 0.04})
     for column, name in enumerate(names):
@@ -59,8 +61,22 @@ def contact_sheet(
         axes[row, 0].set_ylabel(str(row + 1), fontsize=8, rotation=0, labelpad=8, va="center")
     figure.subplots_adjust(left=0.25 / len(names), right=0.998, bottom=0.005, top=0.92)
     if path is not None:
-        figure.savefig(path)
+        with open_atomic(path) as file:
+            figure.savefig(file, format=kind)
     return figure
+
+
+def _read_kind(path: Path) -> str:
+    from matplotlib.backend_bases import FigureCanvasBase
+
+    known = FigureCanvasBase.get_supported_filetypes()
+    kind = path.suffix[1:].lower()
+    if kind not in known:
+        raise ValueError(
+            f"the suffix of {path} must be that of a picture, such as .png, .pdf or .svg, got {path.suffix!r}; "
+            f"known: {', '.join(sorted(known))}"
+        )
+    return kind
 
 
 def draw_image(ax: Axes, image: Tensor) -> Axes:

@@ -37,10 +37,11 @@ def evaluate(
     check_labels(labels)
     if len(images) != len(labels):
         raise ValueError(f"got {len(images)} images and {len(labels)} labels")
-    device = next((p.device for p in model.parameters()), images.device)
+    like = next(model.parameters(), images.new_zeros(0, dtype=torch.float32))
+    device = like.device
     correct = torch.zeros((), dtype=torch.int64, device=device)
     with evaluating(model):
         for x, y in zip(images.split(batch_size), labels.split(batch_size), strict=True):
-            logits = aggregate(model(rotate(to_unit(x.to(device)), views)), views, head_views)
+            logits = aggregate(model(rotate(to_unit(x.to(device)).to(like.dtype), views)), views, head_views)
             correct += (logits.argmax(1) == y.to(device)).sum()
     return correct.item() / len(labels)

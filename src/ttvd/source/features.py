@@ -1,6 +1,6 @@
 """Streams of features of source data, whatever form the data has."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Any
 
@@ -73,15 +73,6 @@ def iterate_batches(
             yield images, targets
 
 
-def find_features(model: nn.Module) -> Callable[[Tensor], Tensor]:
-    """The function from images to features: the model's method ``features``, else that of its split."""
-    method: Callable[[Tensor], Tensor] | None = getattr(model, "features", None)
-    # In some networks `features` is a layer that returns maps, not what enters the head.
-    if method is None or isinstance(method, nn.Module):
-        return split(model).features
-    return method
-
-
 @torch.no_grad()
 def stream_features(
     model: nn.Module, batches: Iterable[Batch], views: int, num_classes: int
@@ -94,13 +85,13 @@ def stream_features(
         views: How many turns of each image.
         num_classes: Labels must be below it.
     """
-    features = find_features(model)
+    features = split(model).features
     for images, labels in batches:
         check_images(images)
         check_labels(labels, num_classes)
-        device = next((p.device for p in model.parameters()), images.device)
+        like = next(model.parameters())
         with evaluating(model):
-            z = features(rotate(to_unit(images.to(device)), views))
+            z = features(rotate(to_unit(images.to(like.device)).to(like.dtype), views))
         if z.ndim != 2 or not bool(z.isfinite().all()):
             raise ValueError(f"features must be finite and of shape (b, d), got shape {tuple(z.shape)}")
-        yield z.view(views, len(labels), -1), labels.to(device)
+        yield z.view(views, len(labels), -1), labels.to(like.device)

@@ -76,12 +76,15 @@ def choose_fraction(labels: Tensor, fraction: float, seed: int) -> Tensor:
     """
     if not 0 < fraction <= 1:
         raise ValueError(f"fraction must be in (0, 1], got {fraction}")
+    if fraction == 1.0:
+        return torch.arange(len(labels))
     labels = labels.cpu()
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
-    kept = []
-    for label in labels.unique():
-        rows = order[labels[order] == label]
-        kept.append(rows[: max(1, round(fraction * len(rows)))])
+    by_class = order[
+        labels[order].argsort(stable=True)
+    ]  # the classes one after another, each in random order
+    sizes = labels.unique(return_counts=True)[1].tolist()
+    kept = [rows[: max(1, round(fraction * len(rows)))] for rows in by_class.split(sizes)]
     return torch.cat(kept).sort().values
 
 

@@ -84,7 +84,7 @@ def calibrate(
     data: Data,
     *,
     structures: Sequence[str] = STRUCTURES,
-    gammas: Sequence[float] = (-0.8,),
+    gammas: Sequence[float] = (1.0, -0.8),
     batch_size: int = 256,
 ) -> Sites:
     """Fit the temperature of every structure on held-out source data.
@@ -97,7 +97,7 @@ def calibrate(
         sites: Its sites.
         data: Held-out source data in one of the forms of :func:`estimate_sites`.
         structures: Any of ``vd``, ``civd``, ``pd``, ``cipd``.
-        gammas: Exponents for ``civd`` and ``cipd``; the paper's is -0.8.
+        gammas: Exponents for ``civd`` and ``cipd``: by default that of TTVD's default, 1, and the paper's, -0.8.
         batch_size: Images per forward pass.
 
     Returns:

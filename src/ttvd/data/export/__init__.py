@@ -10,6 +10,8 @@ from ttvd.data.corruptions.checks import check_choice
 from ttvd.data.export.lock import lock_folder
 from ttvd.data.export.manifest import Ledger
 from ttvd.data.export.plan import Plan as Plan
+from ttvd.data.export.plan import read_names as read_names
+from ttvd.data.export.plan import read_severities as read_severities
 from ttvd.data.export.source import Advance as Advance
 from ttvd.data.export.stacks import write_stacks
 from ttvd.data.export.trees import Format as Format

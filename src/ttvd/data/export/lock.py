@@ -30,7 +30,7 @@ def lock_folder(folder: Path) -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError) as error:
         raise NotADirectoryError(
-            f"the result goes into a folder, but {error.filename} lies in or below a file; choose another name"
+            f"the result goes into a folder, but {error.filename} is a file or lies below one; choose another name"
         ) from error
     if sys.platform == "win32":
         yield

@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from ttvd.data.sets.imageset import Index
+from ttvd.data.sets.pictures import read_image as read_image
+from ttvd.data.sets.pictures import read_size
 
 SUFFIXES = frozenset((".bmp", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"))
 
@@ -85,6 +86,26 @@ class ImageFolder:
         part.__dict__.update(self.__dict__, _paths=self._paths[rows.numpy()], labels=self.labels[rows])
         return part
 
+    def prepared(self, resize: int | None, crop: int | None) -> ImageFolder:
+        """Return the same pictures with another preparation."""
+        other = object.__new__(ImageFolder)
+        other.__dict__.update(self.__dict__, resize=resize, crop=crop)
+        return other
+
+    def check_size(self) -> None:
+        """Raise unless all images have one size; without a crop, the header of every picture is read."""
+        if self.crop is not None:
+            return
+        first = read_size(self.root / self.path(0), self.resize)
+        for place in range(1, len(self)):
+            size = read_size(self.root / self.path(place), self.resize)
+            if size != first:
+                raise ValueError(
+                    f"{self.root} has images of different sizes ({self.path(0)}: {first[0]} x {first[1]}, "
+                    f"{self.path(place)}: {size[0]} x {size[1]}); give a crop and, if they are small, a resize, "
+                    "such as --resize 256 --crop 224"
+                )
+
     def fingerprint(self) -> str:
         """Return the SHA-256 of paths, sizes of the files, labels and preparation; the pictures are not read."""
         digest = hashlib.sha256(repr((self.resize, self.crop, self.classes)).encode())
@@ -92,43 +113,6 @@ class ImageFolder:
             size = (self.root / os.fsdecode(path)).stat().st_size
             digest.update(b"%b %d %d\n" % (path, size, label))
         return digest.hexdigest()
-
-
-def read_image(path: str | Path, resize: int | None = 256, crop: int | None = 224) -> Tensor:
-    """Decode a picture into a float32 (3, h, w) tensor in [0, 1].
-
-    The shorter side is resized bilinearly, then the centre is cut out: the preparation behind published accuracies.
-
-    Raises:
-        OSError: There is no such file.
-        ValueError: The file is truncated or no picture, or the picture is smaller than the crop.
-    """
-    from PIL import Image
-
-    with open(path, "rb") as file:
-        try:
-            with Image.open(file) as picture:
-                pixels = _prepare(picture.convert("RGB"), resize, crop)
-        except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-            raise ValueError(f"{path} cannot be used as a picture: {error}") from error
-    return torch.from_numpy(pixels).permute(2, 0, 1).contiguous().float().div_(255)
-
-
-def _prepare(picture: Any, resize: int | None, crop: int | None) -> Any:
-    from PIL import Image
-
-    width, height = picture.size
-    if resize is not None and min(width, height) != resize:
-        short = min(width, height)
-        size = (resize * width // short, resize * height // short)
-        picture = picture.resize(size, Image.Resampling.BILINEAR)
-        width, height = size
-    if crop is not None and (width, height) != (crop, crop):
-        if min(width, height) < crop:
-            raise ValueError(f"it has {width} x {height} pixels, too few for a crop of {crop}; resize first")
-        left, top = round((width - crop) / 2), round((height - crop) / 2)
-        picture = picture.crop((left, top, left + crop, top + crop))
-    return np.array(picture)
 
 
 def _list_classes(root: Path) -> tuple[str, ...]:
@@ -146,10 +130,24 @@ def _list_classes(root: Path) -> tuple[str, ...]:
 def _list_pictures(root: Path, label: str) -> list[str]:
     paths = [
         os.path.relpath(os.path.join(folder, file), root)
-        for folder, _, files in sorted(os.walk(root / label, followlinks=True))
+        for folder, files in sorted(_walk(root / label))
         for file in sorted(files)
         if os.path.splitext(file)[1].lower() in SUFFIXES
     ]
     if not paths:
         raise ValueError(f"the class folder {root / label} has no pictures ({', '.join(sorted(SUFFIXES))})")
     return paths
+
+
+def _walk(top: Path) -> Iterator[tuple[str, list[str]]]:
+    """Yield folders and their files; links are followed, but no folder is entered twice, nor one above `top`."""
+    home = top.resolve()
+    visited = {str(home), *map(str, home.parents)}
+    for folder, below, files in os.walk(top, followlinks=True):
+        yield folder, files
+        inner = sorted((os.path.islink(path := os.path.join(folder, name)), name, path) for name in below)
+        below.clear()
+        for _, name, path in inner:  # of a folder and a link to it, the folder is taken
+            if (real := os.path.realpath(path)) not in visited:
+                visited.add(real)
+                below.append(name)
