@@ -36,12 +36,22 @@ def main() -> None:
     chosen = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
-        build = ["-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "--wheel-dir", place, ROOT]
+        build: list[str | Path] = [
+            "-m",
+            "pip",
+            "wheel",
+            "-q",
+            "--no-deps",
+            "--no-build-isolation",
+            "--wheel-dir",
+            place,
+            ROOT,
+        ]
         call(sys.executable, *build, cwd=place)
         wheel = next(place.glob("ttvd-*.whl"))
         venv.create(place / "empty", with_pip=True)
         python = place / "empty" / "bin" / "python"
-        pins = ["-c", chosen.constraints.resolve()] if chosen.constraints else []
+        pins: list[str | Path] = ["-c", chosen.constraints.resolve()] if chosen.constraints else []
         call(python, "-m", "pip", "install", "-q", *pins, wheel, cwd=place)
         call(python, "-c", SMOKE, cwd=place)
         call(place / "empty" / "bin" / "ttvd", "methods", cwd=place)

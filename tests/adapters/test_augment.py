@@ -34,9 +34,9 @@ def assert_near(ours: Tensor, theirs: Tensor, atol: float) -> None:
 
 def make_images(count: int = 6, channels: int = 3, height: int = 16, width: int = 24) -> Tensor:
     """Smooth images with some noise, grey regions, black and white; no two alike."""
-    coarse = torch.rand(count, channels, 4, 4)
-    x = torch.nn.functional.interpolate(coarse, (height, width), mode="bilinear") * 1.4 - 0.2
-    x = x + 0.1 * torch.rand_like(x)
+    coarse = torch.rand(count, channels, 4, 4) * 1.4 - 0.2
+    x = torch.nn.functional.interpolate(coarse, (height, width), mode="bilinear")
+    x += 0.1 * torch.rand_like(x)
     x[:, :, :3, :3] = 0.5
     return x.clamp(0.0, 1.0)
 
@@ -174,12 +174,10 @@ SHIFTS = {5: (0.3, 0, 0, 0), 6: (0, 0, 0.3, 0), 7: (0, 24 / 3, 0, 0), 8: (0, 0, 
 @pytest.mark.parametrize("choice", [4, 5, 6, 7, 8])
 def test_geometric_operations_are_pils(choice: int, level: float) -> None:
     x = make_images(1, 1)
-    size = torch.tensor([level])
-    ours = augmix_module._operate(x, torch.tensor([choice]), size.abs(), size.sign())[0, 0]
-    image = Image.fromarray(x[0, 0].numpy())
-    if choice == 4:
-        image = image.rotate(-30 * level, BILINEAR)
-    else:
+    number, size = torch.tensor([choice]), torch.tensor([level])
+    ours = augmix_module._operate(x, number, size.abs(), size.sign())[0, 0]
+    image = Image.fromarray(x[0, 0].numpy()).rotate(-30 * level * (choice == 4), BILINEAR)
+    if choice > 4:
         b, c, d, f = (level * part for part in SHIFTS[choice])
         matrix = (1, b, c - b * 16 / 2, d, 1, f - d * 24 / 2)
         image = image.transform(image.size, Image.Transform.AFFINE, matrix, BILINEAR)
@@ -208,8 +206,7 @@ def test_chains_have_one_to_three_mild_operations(monkeypatch: pytest.MonkeyPatc
     depth = (choices >= 0).sum(0)
     assert ((choices >= 0) == (torch.arange(3)[:, None] < depth)).all()
     assert_near(depth.bincount() / 3000, torch.tensor([0, 1 / 3, 1 / 3, 1 / 3]), 0.03)
-    counts = choices[choices >= 0].bincount()
-    assert_near(counts / counts.sum(), torch.full((9,), 1 / 9), 0.02)
+    assert_near(choices[choices >= 0].bincount() / depth.sum(), torch.full((9,), 1 / 9), 0.02)
     assert 0.01 <= levels.min() < 0.011
     assert 0.099 < levels.max() <= 0.1 + 1e-7
     assert signs.mean().abs() < 0.05
@@ -220,7 +217,7 @@ def test_views_mix_three_chains_by_weights_that_sum_to_one(monkeypatch: pytest.M
     one_hot = torch.eye(3).repeat_interleave(4000, 0).view(12000, 3, 1, 1)
     monkeypatch.setattr(augmix_module, "_run_chains", lambda x, generator: one_hot)
     share = augmix(torch.zeros(40, 3, 1, 1), 100, Generator().manual_seed(0)).flatten(1)
-    strength, quarters = share.sum(1, keepdim=True), torch.linspace(0, 1, 5)
+    quarters, strength = torch.linspace(0, 1, 5), share.sum(1, keepdim=True)
     weights = share / strength
     assert_near(strength.quantile(quarters), quarters, 0.03)
     assert_near(weights.mean(0), torch.full((3,), 1 / 3), 0.02)

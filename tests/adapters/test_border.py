@@ -138,6 +138,50 @@ def test_more_steps_go_further_and_after_differs_from_before() -> None:
     assert not torch.equal(first, two(images()))
 
 
+def test_a_state_loads_as_a_part_of_a_larger_module() -> None:
+    first, second = (nn.ModuleDict({"a": ttvd.create("tent", make_net(), lr=0.1)}) for _ in range(2))
+    first["a"](images())
+    second.load_state_dict(first.state_dict())
+    fresh = ttvd.create("tent", make_net(), lr=0.1)(images())
+    assert torch.equal(first["a"](images()), second["a"](images()))
+    second["a"].reset()  # type: ignore[operator]
+    assert torch.equal(second["a"](images()), fresh)
+
+
+def test_usual_lines_of_deployment_do_no_harm() -> None:
+    adapter, expected = ttvd.create("tent", make_net()), ttvd.create("tent", make_net())
+    adapter.requires_grad_(False).eval()
+    assert torch.equal(adapter(images()), expected(images()))
+    assert set(adapter.state_dict()) == set(expected.state_dict())
+
+
+def test_one_autocast_block_around_a_stream_sees_every_update() -> None:
+    one, many = (ttvd.create("shot", make_net(), lr=0.1, prediction="after") for _ in range(2))
+    with torch.autocast("cpu", torch.bfloat16):
+        together = [one(images()) for _ in range(3)]
+    apart = []
+    for _ in range(3):
+        with torch.autocast("cpu", torch.bfloat16):
+            apart.append(many(images()))
+    assert all(torch.equal(a, b) for a, b in zip(together, apart, strict=True))
+
+
+def test_half_precision_weights_are_refused_with_the_remedy() -> None:
+    with pytest.raises(ValueError, match=r"torch\.autocast"):
+        ttvd.create("tent", make_net().bfloat16())
+
+
+def test_models_that_return_no_logits_are_refused() -> None:
+    maps = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4))
+    with pytest.raises(ValueError, match=r"\(b, k\), got \(2, 4, 6, 6\)"):
+        ttvd.create("tent", maps)(images())
+
+
+def test_statistics_must_be_statistics() -> None:
+    with pytest.raises(TypeError, match=r"Statistics\.parse"):
+        ttvd.create("tent", make_net(), statistics="batch")
+
+
 class TestSites:
     """Methods with sites refuse what does not fit."""
 

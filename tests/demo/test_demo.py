@@ -10,13 +10,14 @@ from typer.testing import CliRunner
 import ttvd
 from ttvd.cli.main import app
 from ttvd.data.digits import split_digits
+from ttvd.demo.everything import measure_method
 from ttvd.demo.job import DOMAINS, ENTRIES, Domain, Entry, measure
-from ttvd.demo.sources import PLANS, Plan, train_source
+from ttvd.demo.sources import PLANS, SPECIAL_PLANS, Plan, train_source
 from ttvd.models.zoo import available
 from ttvd.source import Epoch, evaluate
 
 
-@pytest.mark.parametrize("plan", PLANS, ids=lambda plan: plan.name)
+@pytest.mark.parametrize("plan", [*PLANS, *SPECIAL_PLANS], ids=lambda plan: plan.name)
 def test_shipped_models_reach_the_accuracy_of_their_cards(plan: Plan) -> None:
     source = ttvd.load(plan.name)
     assert source.card is not None
@@ -29,7 +30,7 @@ def test_shipped_models_reach_the_accuracy_of_their_cards(plan: Plan) -> None:
 
 
 def test_shipped_models_are_those_of_the_plans() -> None:
-    assert {plan.name for plan in PLANS} <= set(available())
+    assert {plan.name for plan in (*PLANS, *SPECIAL_PLANS)} <= set(available())
 
 
 def test_same_seed_same_numbers_and_every_method_sees_the_same_stream() -> None:
@@ -89,6 +90,15 @@ def test_training_goes_on_after_a_kill(tmp_path: Path) -> None:
     assert torch.equal(whole.sites.means, cut.sites.means)
     assert whole.sites.temperatures == cut.sites.temperatures
     assert not list((tmp_path / "cut").glob("*.training"))
+    train_source(plan, tmp_path / "cut", progress=lambda epoch: seen.append(epoch.number))
+    assert seen == [2]
+
+
+@pytest.mark.parametrize("name", ["tent", "ttt", "note", "adanpc", "eata", "ttvd"])
+def test_every_method_finds_what_it_needs(name: str) -> None:
+    outcome = measure_method(name, limit=64, seed=0)
+    assert outcome.record.metrics().compute()["n"] == 64
+    assert outcome.peak is None or outcome.peak >= 0
 
 
 def test_entries_name_registered_methods_and_valid_parameters() -> None:

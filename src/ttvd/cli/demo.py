@@ -26,10 +26,13 @@ def demo(
     """Adapt digit classifiers to corrupted digits; print a table and write a page."""
     from rich.console import Console
 
+    from ttvd.cli.needs import require
     from ttvd.data.digits import split_digits
     from ttvd.demo.page import compare_rivals, write_page
 
     console = Console()
+    for module in ("matplotlib", "jinja2", "PIL"):
+        require(module, "demo")
     split_digits()  # a missing data set must show before anything is trained
     out.mkdir(parents=True, exist_ok=True)
     folder = out / "checkpoints" if train else None

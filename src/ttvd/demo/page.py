@@ -18,6 +18,7 @@ from ttvd.demo.figures import compute_plane
 from ttvd.demo.job import BATCH, Entry, Results
 from ttvd.demo.planes import Plane
 from ttvd.demo.samples import find_sample
+from ttvd.files import open_atomic
 from ttvd.report.page import Cell, Exhibit, Page, Table, render
 from ttvd.report.style import house_style
 
@@ -49,7 +50,8 @@ def write_page(results: Results, path: Path, *, folder: Path | None = None, quic
         [(entry.label, _explain(entry)) for entry in results.entries],
         exhibits,
     )
-    path.write_text(render(page), encoding="utf-8")
+    with open_atomic(path) as file:
+        file.write(render(page).encode())
     return path
 
 

@@ -10,6 +10,7 @@ import torch
 from ttvd.data.digits import split_digits
 from ttvd.models.checkpoint import Card, build_model, save_checkpoint
 from ttvd.models.resnet import init_weights
+from ttvd.models.zoo import available, load
 from ttvd.source import Epoch, Recipe, calibrate, estimate_sites, evaluate, train
 
 HELD_OUT = 10  # every tenth source image is kept from training, to fit temperatures on
@@ -98,9 +99,11 @@ def train_source(
 ) -> None:
     """Train a model, estimate its sites, fit its temperatures and write checkpoint, card and sites.
 
-    Killed and started again, it goes on after the last finished epoch.
+    Killed and started again, it goes on after the last finished epoch; a finished model is not trained again.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    if _is_done(plan, folder, seed):
+        return
     images, labels, test_images, test_labels = split_digits(seed, plan.classes)
     held = torch.arange(len(images)) % HELD_OUT == 0
     card, recipe = plan.card(), plan.recipe()
@@ -122,3 +125,13 @@ def train_source(
         sites.save(folder / f"{plan.name}.sites.safetensors")
     save_checkpoint(folder / f"{plan.name}.safetensors", model, done)
     resume.unlink()
+
+
+def _is_done(plan: Plan, folder: Path, seed: int) -> bool:
+    """Whether the folder holds this very model, with its sites."""
+    if plan.name not in available(folder):
+        return False
+    found = load(plan.name, folder)
+    assert found.card is not None
+    same = found.card.seed == seed and not plan.recipe().differences(dict(found.card.recipe))
+    return same and (found.sites is not None or not plan.sites)
