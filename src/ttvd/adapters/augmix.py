@@ -119,4 +119,4 @@ def equalize(x: Tensor) -> Tensor:
 
 def posterize(x: Tensor) -> Tensor:
     """Keep the four highest of eight bits."""
-    return (x * 255.0 / 16.0).floor() * 16.0 / 255.0
+    return ((x * 255.0).round() / 16.0).floor() * 16.0 / 255.0
