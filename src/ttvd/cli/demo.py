@@ -111,6 +111,7 @@ def _compare_all(out: Path, folder: Path | None, limit: int, seed: int, console:
     from rich import box
     from rich.table import Table
 
+    from ttvd.adapters import methods
     from ttvd.demo.everything import DOMAIN, measure_all
 
     with console.status("Starting") as status:
@@ -121,15 +122,17 @@ def _compare_all(out: Path, folder: Path | None, limit: int, seed: int, console:
         total = outcome.record.metrics().compute()
         numbers = [100 * total["error"], 100 * total["ece"], 1e3 * outcome.record.seconds_per_batch()]
         memory = "-" if outcome.peak is None else f"{outcome.peak / 1e6:.0f}"
-        kept = f"{100 * outcome.record.kept():.0f}"
+        learns = methods()[outcome.method].backwards > 0
+        kept = f"{100 * outcome.record.kept():.0f}" if learns else "-"
         rows.append([outcome.method, outcome.checkpoint, *[f"{n:.1f}" for n in numbers], memory, kept])
     shown = Table(
         title=f"{limit} digits, {DOMAIN.label}, the papers' defaults", box=box.SIMPLE_HEAD, pad_edge=False
     )
     for number, heading in enumerate(headings):
-        shown.add_column(heading, justify="right" if number > 1 else "left", no_wrap=True)
+        if heading != "model":
+            shown.add_column(heading, justify="right" if number else "left", no_wrap=True)
     for row in rows:
-        shown.add_row(*row)
+        shown.add_row(row[0], *row[2:])
     console.print(shown)
     with (out / "methods.csv").open("w", newline="", encoding="utf-8") as file:
         csv.writer(file).writerows([headings, *rows])
