@@ -12,6 +12,7 @@ import torch
 
 from ttvd.adapters import methods
 from ttvd.data.digits import split_digits
+from ttvd.data.streams import iid, order_hash
 from ttvd.demo.evidence import OURS, show_curves, show_sample
 from ttvd.demo.exhibits import show_partitions, show_structures, show_subtraction
 from ttvd.demo.figures import compute_plane
@@ -130,7 +131,10 @@ def _list_facts(results: Results, source: int, stream: int) -> list[tuple[str, s
             "Data",
             f"{source + stream:,} real MNIST digits: {source:,} source, {seen:,} of {stream:,} streamed",
         ),
-        ("Stream", f"batches of {BATCH} in random order, seed {results.seed}; every method sees the same"),
+        (
+            "Stream",
+            f"batches of {BATCH} in random order, seed {results.seed}, order {order_hash(iid(seen, results.seed))}",
+        ),
         (
             "Models",
             ", ".join(sorted({entry.checkpoint for entry in results.entries})) + ", digits-plane for figures",
