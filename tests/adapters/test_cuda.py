@@ -1,5 +1,7 @@
 """On an accelerator: the same predictions as on a CPU, and steps that do not wait for the device."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -12,8 +14,12 @@ WAITING = {"cotta", "memo", "note", "rdumb", "rotta", "tast-bn", "ttt"}
 """Methods whose documents say that they read from the device in a step."""
 
 
+QUIET: dict[str, dict[str, Any]] = {"cotta": {"threshold": 0.0, "restore": 0.0, "agreement": "symmetric"}}
+"""Without what a method draws on the device itself: other numbers than on a CPU."""
+
+
 def make_adapter(name: str, device: str) -> ttvd.Adapter:
-    return make_world(name, device=device)[1]()
+    return make_world(name, device=device, **QUIET.get(name, {}))[1]()
 
 
 def make_stream(device: str) -> list[torch.Tensor]:
@@ -27,7 +33,7 @@ def test_predictions_follow_those_of_the_cpu(name: str, monkeypatch: pytest.Monk
     for x, y in zip(make_stream("cuda"), make_stream("cpu"), strict=True):
         found, expected = there(x).softmax(1).cpu(), here(y).softmax(1)
         # Augmentations draw pixel noise on the device: those methods agree roughly.
-        assert torch.allclose(found, expected, atol=0.05 if name in ("cotta", "roid", "rotta") else 2e-3)
+        assert torch.allclose(found, expected, atol=0.05 if name in ("roid", "rotta") else 2e-3)
 
 
 @pytest.mark.parametrize("name", [name for name in ttvd.methods() if name not in WAITING])
