@@ -1,6 +1,7 @@
 """Every registered method runs through the conformance suite by itself; and the suite can fail."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -60,6 +61,31 @@ def test_norm_policies_keep_every_promise(statistics: Statistics) -> None:
 def test_methods_around_aggregated_views(name: str) -> None:
     net = AggregatedViews(make_world("ttvd")[0])
     ttvd.check_adapter(lambda: ttvd.create(name, net), net, make_batches())
+
+
+ANY_NORM = [
+    "tent",
+    "t3a",
+    "tast",
+    "shot",
+    "conjugate",
+    "sar",
+    "eta",
+    "rdumb",
+    "cotta",
+    "memo",
+    "lame",
+    "roid",
+    "deyo",
+]
+
+
+@pytest.mark.parametrize("name", ANY_NORM)
+def test_methods_with_layer_norm(name: str) -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.LayerNorm(8), nn.GELU(), nn.Linear(8, 3))
+    parameters: dict[str, Any] = {"views": 2} if name in ("cotta", "memo") else {}
+    ttvd.check_adapter(lambda: ttvd.create(name, net, **parameters), net, make_batches())
 
 
 def test_running_averages_of_norms_with_an_activation_inside() -> None:

@@ -174,7 +174,7 @@ def test_a_model_that_writes_to_its_buffers_stays_as_it_is() -> None:
 
 def test_a_data_parallel_wrapper_is_taken_off() -> None:
     net = nn.Sequential(nn.Flatten(), nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 2))
-    x = torch.rand(6, 1, 2, 2)
+    wrapped = nn.DataParallel(net)  # moves the net to a GPU where there is one
+    x = torch.rand(6, 1, 2, 2).to(next(net.parameters()).device)
     for name in ("source", "tent", "t3a"):
-        expected = ttvd.create(name, net)(x)
-        assert torch.equal(ttvd.create(name, nn.DataParallel(net))(x), expected)
+        assert torch.equal(ttvd.create(name, wrapped)(x), ttvd.create(name, net)(x))
