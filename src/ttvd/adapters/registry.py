@@ -30,6 +30,7 @@ class Method:
             ``ttvd.source`` and passed to :func:`create`; ``"rotation head"`` and ``"instance-aware norm"`` are parts
             that the model itself must have.
         defaults: Parameters that this entry fixes; a preset of a class is an entry of its own.
+        revision: Grows when the same parameters begin to give other results, so that stored runs are not mixed up.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Method:
     backwards: int
     needs: frozenset[str] = frozenset()
     defaults: Mapping[str, Any] = field(default_factory=dict)
+    revision: int = 1
 
     def parameters(self) -> dict[str, Any]:
         """Names and defaults of what a user may set."""
@@ -67,6 +69,7 @@ def register(
     backwards: int,
     needs: frozenset[str] = frozenset(),
     defaults: Mapping[str, Any] | None = None,
+    revision: int = 1,
 ) -> Callable[[A], A]:
     """Class decorator that puts a method on the list."""
 
@@ -76,7 +79,7 @@ def register(
                 f"a method called {name!r} is registered already ({_METHODS[name].adapter.__name__})"
             )
         _METHODS[name] = Method(
-            name, adapter, summary, paper, updates, forwards, backwards, needs, dict(defaults or {})
+            name, adapter, summary, paper, updates, forwards, backwards, needs, dict(defaults or {}), revision
         )
         return adapter
 

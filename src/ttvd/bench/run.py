@@ -1,14 +1,19 @@
 """The one loop: every number in every table comes from here. Only this loop and the metrics see labels."""
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
+import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ttvd.adapters.base import Adapter
 from ttvd.metrics import RunningMetrics
+
+_AHEAD = 64  # batches that an accelerator may be ahead of the scores
 
 
 @dataclass(frozen=True)
@@ -19,11 +24,13 @@ class Row:
         metrics: Sufficient statistics of the batch, as :meth:`~ttvd.RunningMetrics.state` gives them.
         kept: Share of the batch that was used to adapt.
         seconds: Time in the adapter, device included.
+        domain: Number of the domain that the batch comes from; 0 where there is one, or where they are mixed.
     """
 
     metrics: dict[str, float | list[float]]
     kept: float
     seconds: float
+    domain: int = 0
 
 
 @dataclass(frozen=True)
@@ -43,10 +50,7 @@ class Record:
 
     def metrics(self) -> RunningMetrics:
         """The metrics of the whole stream."""
-        total = RunningMetrics.from_state(self.rows[0].metrics)
-        for row in self.rows[1:]:
-            total.merge(RunningMetrics.from_state(row.metrics))
-        return total
+        return sum_metrics(self.rows)
 
     def sizes(self) -> Tensor:
         """Samples in each batch, float64."""
@@ -71,36 +75,111 @@ class Record:
         return float(torch.tensor(times).median())
 
 
+def sum_metrics(rows: Sequence[Row]) -> RunningMetrics:
+    """The metrics of some batches together."""
+    states = [row.metrics for row in rows]
+    # One sum for each entry instead of a merge for each row: reports add up hundreds of thousands of rows.
+    totals = {name: np.sum([state[name] for state in states], axis=0).tolist() for name in states[0]}
+    return RunningMetrics.from_state(totals)
+
+
 def run(
     adapter: Adapter,
     batches: Iterable[tuple[Tensor, Tensor]],
     *,
     progress: Callable[[Row], None] | None = None,
+    domains: Sequence[int] | None = None,
+    oracle: int = 0,
+    restrict: Callable[[Tensor], Tensor] | None = None,
 ) -> Record:
     """Stream batches through an adapter and score what it says.
 
     Args:
         adapter: Goes on from the state that it is in; ``reset()`` it first for a fresh start.
         batches: Images and labels; the labels never reach the adapter.
-        progress: Called after each batch.
+        progress: Called after each batch; on an accelerator a number of batches later, so that nothing waits for it.
+        domains: Number of the domain of each batch; 0 for all unless given.
+        oracle: If above 0, take so many steps on each batch and score the best of them by its labels: see
+            :func:`choose_step`. It measures what a perfect choice could reach; nobody has it in use.
+        restrict: Made of the logits before they are scored, for a set that shows a part of the classes.
     """
-    rows = []
+    rows: list[Row] = []
+    waiting: list[_Answer] = []
+
+    def settle() -> None:
+        for answer in waiting:
+            rows.append(answer.score(0 if domains is None else domains[len(rows)]))
+            if progress is not None:
+                progress(rows[-1])
+        waiting.clear()
+
     for x, labels in batches:
-        _wait_for(x)
-        start = time.perf_counter()
-        logits = adapter(x)
-        _wait_for(x)
-        seconds = time.perf_counter() - start
-        batch = RunningMetrics()
-        batch.update(labels, logits=logits)
-        rows.append(Row(batch.state(), float(adapter.kept), seconds))
-        if progress is not None:
-            progress(rows[-1])
+        clock = _Clock(x.device)
+        logits = choose_step(adapter, x, labels, oracle) if oracle else adapter(x)
+        clock.stop()
+        logits = logits if restrict is None else restrict(logits)
+        waiting.append(_Answer(logits, labels, adapter.kept.detach().clone(), clock))
+        if not x.is_cuda or len(waiting) == _AHEAD:
+            settle()
+    settle()
     if not rows:
         raise ValueError("the stream is empty: there is nothing to measure")
     return Record(tuple(rows))
 
 
-def _wait_for(x: Tensor) -> None:
-    if x.is_cuda:
-        torch.cuda.synchronize(x.device)
+def choose_step(adapter: Adapter, x: Tensor, labels: Tensor, steps: int) -> Tensor:
+    """Step several times on one batch and stay at the step that its labels like best (TTAB's oracle).
+
+    After each step the batch is predicted anew. The step with the most correct predictions wins, the lower
+    cross-entropy where they tie; the adapter goes on from there, optimizer included.
+    """
+    best: tuple[int, float] | None = None
+    chosen, state = torch.empty(0), adapter.snapshot()
+    for _ in range(steps):
+        adapter(x)
+        logits = adapter.predict(x)
+        loss = F.cross_entropy(logits.double(), labels.to(logits.device))
+        score = int((logits.argmax(1) == labels.to(logits.device)).sum()), -float(loss)
+        if best is None or score > best:
+            best, chosen, state = score, logits, adapter.snapshot()
+    adapter.restore(state)
+    return chosen
+
+
+class _Clock:
+    """Time from here to :meth:`stop`; on CUDA by the device's own events, without waiting for it."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._events = (
+            [torch.cuda.Event(enable_timing=True) for _ in range(2)] if device.type == "cuda" else []
+        )
+        for event in self._events[:1]:
+            event.record()
+        self._start = time.perf_counter()
+
+    def stop(self) -> None:
+        self._stop = time.perf_counter()
+        for event in self._events[1:]:
+            event.record()
+
+    def seconds(self) -> float:
+        if not self._events:
+            return self._stop - self._start
+        first, last = self._events
+        last.synchronize()
+        return float(first.elapsed_time(last)) / 1e3
+
+
+class _Answer(NamedTuple):
+    """What the adapter said of a batch, until somebody looks."""
+
+    logits: Tensor
+    labels: Tensor
+    kept: Tensor
+    clock: _Clock
+
+    def score(self, domain: int) -> Row:
+        seconds = self.clock.seconds()
+        batch = RunningMetrics()
+        batch.update(self.labels, logits=self.logits)
+        return Row(batch.state(), float(self.kept), seconds, domain)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from ttvd.adapters import Adapter
     from ttvd.deploy.inputs import Batch, Inputs
     from ttvd.deploy.job import PredictionFile, Summary
-    from ttvd.deploy.models import StateFile
+    from ttvd.deploy.states import StateFile
     from ttvd.models.zoo import Source
 
 SAVE_EVERY = 100  # batches between two saved states
@@ -52,9 +52,12 @@ def adapt(
     from rich.console import Console
 
     from ttvd.adapters import create, find_method
+    from ttvd.adapters.fit import fit_to_method
     from ttvd.cli.needs import check_device, parse_settings, require
-    from ttvd.deploy import job, models
+    from ttvd.deploy import job
     from ttvd.deploy.inputs import iterate_batches, open_inputs
+    from ttvd.deploy.states import Place, StateFile
+    from ttvd.models.find import find_source
 
     if unreadable not in ("stop", "skip"):
         raise ValueError(f"--unreadable must be stop or skip, got {unreadable!r}")
@@ -65,21 +68,21 @@ def adapt(
     if source.suffix != ".npy":
         require("PIL", "images")
     chosen, console = find_method(method), Console(stderr=True)
-    found = models.find_source(model, weights, sites)
+    found = find_source(model, weights, sites)
     _check_needs(chosen.name, chosen.needs, found)
     parameters = parse_settings(set_, chosen.parameters())
-    seen = models.fit_to_method(found, chosen, views).to(check_device(device))
+    seen = fit_to_method(found, chosen, views).to(check_device(device))
     adapter = create(method, seen, sites=found.sites, **parameters)
-    place = models.Place()
+    place = Place()
     if state is not None or resume:
         path = state or save_state
         assert path is not None
-        place = models.StateFile(path, seen, method, parameters).load(adapter)
+        place = StateFile(path, seen, method, parameters).load(adapter)
     if not resume:
-        place = models.Place()
+        place = Place()
     inputs = open_inputs(source, resize=resize, crop=crop, gray=gray)
     names = None if classes is None else classes.read_text(encoding="utf-8").splitlines()
-    keeper = None if save_state is None else models.StateFile(save_state, seen, method, parameters)
+    keeper = None if save_state is None else StateFile(save_state, seen, method, parameters)
     start, summary = adapter.snapshot(), job.Summary()
     batches = iterate_batches(inputs, batch_size, on_unreadable=unreadable, start=place.position)  # type: ignore[arg-type]
     with job.PredictionFile(out, classes=names, rows=place.rows if resume else None) as file:
@@ -110,7 +113,7 @@ def _stream(
 ) -> None:
     """All batches, with the state saved at the start (an unwritable path must show now), on the way and at the end."""
     from ttvd.deploy.job import adapt_batch
-    from ttvd.deploy.models import Place
+    from ttvd.deploy.states import Place
 
     place = Place(0, file.rows)
 

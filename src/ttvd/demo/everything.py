@@ -14,9 +14,9 @@ from ttvd.bench import Record, run
 from ttvd.bench.memory import watch_memory
 from ttvd.data.digits import split_digits
 from ttvd.demo.job import Domain, stream
-from ttvd.demo.sources import HELD_OUT
 from ttvd.models.zoo import Source, load
 from ttvd.source import collect_features, estimate_fisher
+from ttvd.source.held_out import is_held_out
 
 DOMAIN = Domain("gaussian_noise", 5)
 
@@ -63,7 +63,7 @@ def measure_method(name: str, limit: int, seed: int, folder: Path | None = None)
 def _gather(method: Method, source: Source) -> dict[str, Any]:
     """What the method needs of the source data."""
     images, labels, _, _ = split_digits()
-    used = torch.arange(len(images)) % HELD_OUT != 0
+    used = ~is_held_out(len(images))
     made: dict[str, Any] = {"sites": source.sites} if "sites" in method.needs else {}
     if "features" in method.needs:
         made["features"] = collect_features(source.model, (images[used], labels[used]))

@@ -1,20 +1,13 @@
 """The demo's source models: three tiny networks trained on 3,000 real digits, and what deployment needs of them."""
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
 from ttvd.data.digits import split_digits
-from ttvd.models.checkpoint import Card, build_model, save_checkpoint
-from ttvd.models.resnet import init_weights
-from ttvd.models.zoo import available, load
-from ttvd.source import Epoch, Recipe, calibrate, estimate_sites, evaluate, train
-
-HELD_OUT = 10  # every tenth source image is kept from training, to fit temperatures on
-GAMMAS = (-0.8, 1.0)
+from ttvd.models.checkpoint import Card
+from ttvd.source import Epoch, Recipe
+from ttvd.source.produce import produce
 
 
 @dataclass(frozen=True)
@@ -44,7 +37,7 @@ class Plan:
         """Views that the head tells apart."""
         return 4 if self.objective == "sla" else 1
 
-    def recipe(self) -> Recipe:
+    def recipe(self, seed: int = 0) -> Recipe:
         """AdamW, one cycle; digits are shifted a little and never mirrored."""
         return Recipe(
             objective=self.objective,
@@ -56,6 +49,7 @@ class Plan:
             schedule="onecycle",
             padding=2,
             flip=False,
+            seed=seed,
         )
 
     def card(self) -> Card:
@@ -101,37 +95,14 @@ def train_source(
 
     Killed and started again, it goes on after the last finished epoch; a finished model is not trained again.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    if _is_done(plan, folder, seed):
-        return
     images, labels, test_images, test_labels = split_digits(seed, plan.classes)
-    held = torch.arange(len(images)) % HELD_OUT == 0
-    card, recipe = plan.card(), plan.recipe()
-    model = build_model(card)
-    init_weights(model, torch.Generator().manual_seed(seed))
-    resume = folder / f"{plan.name}.training"
-    train(model, images[~held], labels[~held], recipe, checkpoint=resume, progress=progress)
-    measure = partial(evaluate, model, test_images, test_labels, head_views=plan.head_views)
-    done = replace(
-        card,
-        recipe=asdict(recipe),
-        seed=seed,
-        accuracy_one_view=measure(),
-        accuracy_four_views=measure(views=4) if plan.head_views == 4 else None,
+    produce(
+        folder,
+        plan.name,
+        plan.card(),
+        plan.recipe(seed),
+        (images, labels),
+        (test_images, test_labels),
+        fractions=(1.0,) if plan.sites else (),
+        progress=progress,
     )
-    if plan.sites:
-        sites = estimate_sites(model, (images[~held], labels[~held]))
-        sites = calibrate(model, sites, (images[held], labels[held]), gammas=GAMMAS)
-        sites.save(folder / f"{plan.name}.sites.safetensors")
-    save_checkpoint(folder / f"{plan.name}.safetensors", model, done)
-    resume.unlink()
-
-
-def _is_done(plan: Plan, folder: Path, seed: int) -> bool:
-    """Whether the folder holds this very model, with its sites."""
-    if plan.name not in available(folder):
-        return False
-    found = load(plan.name, folder)
-    assert found.card is not None
-    same = found.card.seed == seed and not plan.recipe().differences(dict(found.card.recipe))
-    return same and (found.sites is not None or not plan.sites)

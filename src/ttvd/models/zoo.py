@@ -29,6 +29,17 @@ def _folder(folder: str | os.PathLike[str] | None) -> Path:
     return Path(str(resources.files("ttvd.models") / "checkpoints"))
 
 
+def sites_path(folder: str | os.PathLike[str], name: str, fraction: float = 1.0) -> Path:
+    """Where the sites of a checkpoint lie, estimated from all source data or from a share of them.
+
+    Example:
+        >>> sites_path("models", "net").name, sites_path("models", "net", 0.05).name
+        ('net.sites.safetensors', 'net.5pct.sites.safetensors')
+    """
+    share = "" if fraction == 1.0 else f".{100 * fraction:g}pct"
+    return Path(folder) / f"{name}{share}{_SITES}"
+
+
 def available(folder: str | os.PathLike[str] | None = None) -> list[str]:
     """Names of the checkpoints in a folder, the package's own unless given.
 
@@ -40,12 +51,13 @@ def available(folder: str | os.PathLike[str] | None = None) -> list[str]:
     return [path.stem for path in files if not path.name.endswith(_SITES)]
 
 
-def load(name: str, folder: str | os.PathLike[str] | None = None) -> Source:
+def load(name: str, folder: str | os.PathLike[str] | None = None, *, fraction: float = 1.0) -> Source:
     """Load a checkpoint by name, and its sites from ``<name>.sites.safetensors`` beside it.
 
     Args:
         name: One of :func:`available`.
         folder: Where to look; the package's own checkpoints unless given.
+        fraction: Share of the source data that the sites were estimated from; some checkpoints come with several.
 
     Raises:
         ValueError: No checkpoint has this name (the nearest names are given), or a file is damaged.
@@ -57,7 +69,7 @@ def load(name: str, folder: str | os.PathLike[str] | None = None) -> Source:
         raise ValueError(f"no checkpoint is called {name!r}; {hint}")
     path = _folder(folder) / f"{name}.safetensors"
     model, card = load_checkpoint(path)
-    beside = path.with_name(name + _SITES)
+    beside = sites_path(path.parent, name, fraction)
     sites = Sites.load(beside) if beside.is_file() else None
     if sites is not None:
         sites.check(model)

@@ -8,17 +8,22 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset, IterableDataset, default_collate
 
+from ttvd.data.sets import ImageFolder, ImageSet, image_loader
 from ttvd.models.split import evaluating, split
 from ttvd.models.views import rotate
 from ttvd.source.distributed import Group
 from ttvd.source.images import check_images, check_labels, to_unit
 
 Batch = tuple[Tensor, Tensor]
-Data = Batch | Dataset[Any] | Iterable[Batch]
-"""Images and labels; or a map-style dataset of (image, label); or any iterable of batches (images, labels)."""
+Data = Batch | ImageSet | ImageFolder | Dataset[Any] | Iterable[Batch]
+"""Images and labels; a set of ours; a map-style dataset of (image, label); any iterable of batches (images, labels)."""
+DECODERS = 2
+"""Processes that decode the pictures of a folder."""
 
 
 def _as_tensors(data: Data) -> Batch | None:
+    if isinstance(data, ImageSet):
+        return data.images, data.labels
     if not isinstance(data, tuple | list) or len(data) != 2:
         return None
     images, labels = data
@@ -37,6 +42,8 @@ def find_labels(data: Data) -> Tensor | None:
     """
     if tensors := _as_tensors(data):
         return tensors[1]
+    if isinstance(data, ImageFolder):
+        return data.labels
     if not isinstance(data, Dataset) or isinstance(data, IterableDataset):
         return None
     known = getattr(data, "targets", None)
@@ -64,7 +71,13 @@ def iterate_batches(
         yield from islice(data, group.rank, None, group.world)
         return
     chosen = torch.arange(len(labels)) if indices is None else indices
-    for rows in chosen.split(batch_size)[group.rank :: group.world]:
+    parts = chosen.split(batch_size)[group.rank :: group.world]
+    if isinstance(data, ImageFolder):
+        order = [place for rows in parts for place in rows.tolist()]
+        for batch in image_loader(data, batch_size, DECODERS, order=order):
+            yield batch.images, batch.labels
+        return
+    for rows in parts:
         if tensors := _as_tensors(data):
             yield tensors[0][rows.to(tensors[0].device)], tensors[1][rows.to(tensors[1].device)]
         else:

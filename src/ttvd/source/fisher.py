@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import Dataset, IterableDataset, default_collate
 
+from ttvd.data.sets import ImageFolder, ImageSet
 from ttvd.models.norms import Statistics, apply_statistics, select_parameters
 from ttvd.models.split import shared_copy
 from ttvd.models.tensorfile import read_tensors, write_tensors
@@ -17,8 +18,8 @@ from ttvd.source.images import check_images, to_unit
 KIND = "ttvd.fisher"
 FORMAT_VERSION = 1
 
-Images = Tensor | tuple[Tensor, Tensor] | Dataset[Any] | Iterable[Any]
-"""Images; images and labels; a map-style dataset; or any iterable of batches: each with labels or without."""
+Images = Tensor | tuple[Tensor, Tensor] | ImageSet | ImageFolder | Dataset[Any] | Iterable[Any]
+"""Images; images and labels; a set of ours; a map-style dataset; any iterable of batches: with labels or without."""
 
 
 def estimate_fisher(
@@ -76,7 +77,8 @@ def _choose(images: Images, samples: int, batch_size: int, seed: int) -> Iterato
     """Batches of a random choice where the images can be counted, else as they come."""
     labelled = isinstance(images, tuple) and len(images) == 2 and getattr(images[1], "ndim", 0) == 1
     data: Any = images[0] if labelled else images  # type: ignore[index]
-    if isinstance(data, IterableDataset) or not isinstance(data, Tensor | Dataset):
+    data = data.images if isinstance(data, ImageSet) else data
+    if isinstance(data, IterableDataset) or not isinstance(data, Tensor | Dataset | ImageFolder):
         yield from data
         return
     size = len(data)  # type: ignore[arg-type]  # map-style datasets have a length
@@ -84,6 +86,8 @@ def _choose(images: Images, samples: int, batch_size: int, seed: int) -> Iterato
     for rows in order.split(batch_size):
         if isinstance(data, Tensor):
             yield data[rows.to(data.device)]
+        elif isinstance(data, ImageFolder):
+            yield data.floats(rows)
         else:
             yield default_collate([data[i] for i in rows.tolist()])
 

@@ -1,0 +1,164 @@
+"""The job of a worker: one spec in, one finished run out."""
+
+import platform
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ttvd.adapters import Adapter, Episodic, create, find_method
+from ttvd.adapters.fit import fit_to_method
+from ttvd.bench.memory import watch_memory
+from ttvd.bench.run import Row, run
+from ttvd.bench.spec import Facts, Run, Spec
+from ttvd.bench.supply import Supply, check_method
+from ttvd.data import streams
+from ttvd.data.streams import Order
+from ttvd.models.norms import Statistics
+
+ORDERS: dict[str, Callable[..., Order]] = {
+    function.__name__: function
+    for function in (
+        streams.iid,
+        streams.class_sorted,
+        streams.dirichlet,
+        streams.dirichlet_slots,
+        streams.imbalanced,
+        streams.label_shift,
+    )
+}
+
+
+def execute(spec: Spec, supply: Supply, progress: Callable[[int, int], None] | None = None) -> Run:
+    """Do a run.
+
+    Args:
+        spec: What to do.
+        supply: Where its parts come from.
+        progress: Called with the number of batches done and of all batches.
+    """
+    adapter = build_adapter(spec, supply)
+    order = make_order(spec, supply)
+    batches = streams.batches(order, spec.batch_size)
+    labels = supply.labels(spec)
+    restriction = supply.restriction(spec.data)
+    done = 0
+
+    def advance(_: Row) -> None:
+        nonlocal done
+        done += 1
+        if progress is not None:
+            progress(done, len(batches))
+
+    started = time.time()
+    with watch_memory(supply.device) as peak:
+        record = run(
+            adapter,
+            _stream(spec, supply, batches, labels),
+            progress=advance,
+            domains=[_domain_of(spec, rows) for rows in batches],
+            oracle=spec.steps if spec.selection == "oracle" else 0,
+            restrict=None if restriction is None else restriction.restrict,
+        )
+    return Run(spec, record, _state_facts(spec, supply, order, started, peak.bytes))
+
+
+def build_adapter(spec: Spec, supply: Supply) -> Adapter:
+    """The adapter of a run, fresh."""
+    check_method(spec, supply)
+    method, source = find_method(spec.method), supply.source(spec.checkpoint)
+    made = supply.ingredients(method, spec.checkpoint, spec.data, spec.sites)
+    parameters = {name: _from_plain(name, value) for name, value in spec.parameters.items()}
+    adapter = create(spec.method, fit_to_method(source, method, spec.views), **made, **parameters)
+    adapter = adapter.to(supply.device)
+    return Episodic(adapter) if spec.episodic else adapter
+
+
+def to_plain(value: Any) -> Any:
+    """A parameter as JSON can hold it."""
+    if isinstance(value, Statistics):
+        return {"prior": value.prior, "count": value.count, "momentum": value.momentum}
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _from_plain(name: str, value: Any) -> Any:
+    if name == "statistics" and value is not None:
+        return Statistics.parse(value) if isinstance(value, str) else Statistics(**value)
+    return tuple(value) if isinstance(value, list) else value
+
+
+def make_order(spec: Spec, supply: Supply) -> Order:
+    """Rows (n, 2) of domain and image, in the order of the stream."""
+    labels = supply.labels(spec).numpy()
+    # Each domain of a stream has an order of its own; the first has that of a stream of its own.
+    orders = [
+        ORDERS[spec.stream](labels, spec.seed + 1000 * number, **spec.options)
+        for number in range(len(spec.domains))
+    ]
+    return streams.continual(orders) if spec.join == "continual" else streams.mixed(orders, spec.seed)
+
+
+def _stream(
+    spec: Spec, supply: Supply, batches: list[Order], labels: Tensor
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Batches of images and labels; one of several domains keeps the order of its rows."""
+    for rows in batches:
+        index = torch.from_numpy(rows[:, 1])
+        parts = [
+            (torch.from_numpy(np.flatnonzero(rows[:, 0] == number)), spec.domains[number])
+            for number in np.unique(rows[:, 0])
+        ]
+        pieces = [supply.batch(spec, domain, index[places]) for places, domain in parts]
+        if len(pieces) == 1:
+            yield pieces[0], labels[index]
+            continue
+        back = torch.cat([places for places, _ in parts]).argsort().to(supply.device)
+        yield torch.cat(pieces)[back], labels[index]
+
+
+def _domain_of(spec: Spec, rows: Order) -> int:
+    """The domain of most rows of a batch; 0 where they are mixed on purpose."""
+    return 0 if spec.join == "mixed" else int(np.bincount(rows[:, 0]).argmax())
+
+
+def _state_facts(spec: Spec, supply: Supply, order: Order, started: float, peak: int | None) -> Facts:
+    method = find_method(spec.method)
+    times = spec.views * int(spec.parameters.get("steps") or 1)
+    if spec.selection == "oracle":
+        times *= spec.steps
+    return Facts(
+        order=streams.order_hash(order),
+        device=_name_device(supply.device),
+        threads=torch.get_num_threads(),
+        versions=_list_versions(),
+        started=started,
+        seconds=time.time() - started,
+        peak=peak,
+        forwards=float(method.forwards * times),
+        backwards=float(method.backwards * times),
+    )
+
+
+def _name_device(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            line = next(line for line in file if line.startswith("model name"))
+        return line.partition(":")[2].strip()
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
+
+
+def _list_versions() -> dict[str, str]:
+    from ttvd import __version__
+
+    return {
+        "ttvd": __version__,
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "python": platform.python_version(),
+    }

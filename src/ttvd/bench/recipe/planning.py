@@ -1,0 +1,207 @@
+"""From a recipe to its runs. A run that cannot work is found here, before the first one starts."""
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from ttvd.adapters import Method, find_method, methods
+from ttvd.bench.job import build_adapter, make_order, to_plain
+from ttvd.bench.recipe.parts import NEEDS, MethodPart, Recipe, Rule
+from ttvd.bench.spec import Domain, Member, Spec
+from ttvd.bench.supply import CORRUPTED, OFFICIAL, Supply, check_method
+
+# What only some method objects need of the source data takes long to make: not for a check.
+_SLOW = frozenset({"features", "fisher"})
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A line of the table before it is spread over corruptions, seeds and settings."""
+
+    label: str
+    method: Method
+    part: MethodPart
+    checkpoint: str
+    fixed: Mapping[str, Any]
+    grid: Mapping[str, Sequence[Any]]
+    rules: tuple[Rule, ...]
+
+
+def list_entries(recipe: Recipe) -> list[Entry]:
+    """The lines of a recipe's table, each with the settings that apply to it."""
+    entries: list[Entry] = []
+    for part in recipe.methods:
+        names = tuple(methods()) if part.name == ("*",) else part.name
+        if part.label is not None and len(names) > 1:
+            raise ValueError(
+                f"recipe {recipe.name}: the label {part.label!r} cannot stand for {len(names)} methods"
+            )
+        entries.extend(_make_entry(recipe, part, find_method(name)) for name in names)
+    labels = [entry.label for entry in entries]
+    for label in labels:
+        if labels.count(label) > 1:
+            raise ValueError(
+                f"recipe {recipe.name}: two lines are called {label!r}; give one of them a label"
+            )
+    if recipe.reference is not None and recipe.reference not in labels:
+        raise ValueError(f"recipe {recipe.name}: no line is called {recipe.reference!r}, the reference")
+    return entries
+
+
+def _make_entry(recipe: Recipe, part: MethodPart, method: Method) -> Entry:
+    has = method.parameters()
+    # A recipe's own settings are for those methods that know them; a line's must fit.
+    fixed = {name: value for name, value in recipe.set.items() if name in has} | dict(part.set)
+    grid = {n: v for n, v in recipe.grid.items() if n in has and n not in part.set} | dict(part.grid)
+    fixed = {name: value for name, value in fixed.items() if name not in grid}
+    unknown = sorted({*fixed, *grid} - set(has))
+    if unknown:
+        raise ValueError(
+            f"recipe {recipe.name}: {method.name} has no parameter {unknown[0]!r}; it takes: {', '.join(has) or 'none'}"
+        )
+    rules = part.rules or recipe.rules or (("grid-best",) if grid else ("last",))
+    if not grid:  # nothing is searched: one fixed setting, whatever the others do
+        rules = tuple(dict.fromkeys("oracle" if rule == "oracle" else "last" for rule in rules))
+    elif "last" in rules:
+        raise ValueError(
+            f"recipe {recipe.name}: {method.name} has a grid; the rule 'last' needs one fixed setting. Use grid-best, "
+            "validation or oracle, or give the line a set = {...} without a grid"
+        )
+    if method.backwards == 0:  # without steps there is none to choose
+        rules = tuple(rule for rule in rules if rule != "oracle") or ("last",)
+    return Entry(
+        part.label or method.name, method, part, _choose_source(recipe, part, method), fixed, grid, rules
+    )
+
+
+def _choose_source(recipe: Recipe, part: MethodPart, method: Method) -> str:
+    if part.checkpoint is not None:
+        return part.checkpoint
+    for need in NEEDS:
+        if need in method.needs and need in recipe.checkpoints:
+            return recipe.checkpoints[need]
+    if "plain" not in recipe.checkpoints:
+        raise ValueError(
+            f"recipe {recipe.name}: {method.name} has no checkpoint; give the line one, or [checkpoints] a plain one"
+        )
+    return recipe.checkpoints["plain"]
+
+
+def plan(recipe: Recipe, supply: Supply) -> list[Member]:
+    """All runs that a recipe asks for, in the order in which they are best done: corruption by corruption.
+
+    Args:
+        recipe: As :func:`~ttvd.bench.recipe.read_recipe` gives it.
+        supply: Where models and data are found.
+
+    Raises:
+        ValueError: A method, parameter, model or data set does not fit; nothing has been run.
+    """
+    entries = list_entries(recipe)
+    members = list(_spread(recipe, entries, supply))
+    checked: set[tuple[Any, ...]] = set()
+    for member in members:
+        spec = member.spec
+        cell = (spec.method, spec.checkpoint, spec.views, spec.data, repr(sorted(spec.parameters.items())))
+        if cell not in checked:
+            checked.add(cell)
+            _check_cell(recipe, member, supply)
+    order = {domains: n for n, domains in enumerate(dict.fromkeys(member.spec.domains for member in members))}
+    return sorted(members, key=lambda member: order[member.spec.domains])
+
+
+def _check_cell(recipe: Recipe, member: Member, supply: Supply) -> None:
+    spec = member.spec
+    try:
+        check_method(spec, supply)
+        if spec.sites == 1.0 and not find_method(spec.method).needs & _SLOW:
+            build_adapter(spec, supply)
+        make_order(spec, supply)
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"recipe {recipe.name}, line {member.label!r}: {error}") from error
+
+
+def _spread(recipe: Recipe, entries: Sequence[Entry], supply: Supply) -> Iterator[Member]:
+    """Every line over its settings, conditions, corruptions and seeds."""
+    for entry, condition in itertools.product(entries, _list_conditions(recipe)):
+        for values in itertools.product(*entry.grid.values()):
+            varies = dict(zip(entry.grid, values, strict=True))
+            base = _make_spec(recipe, entry, condition, {**entry.fixed, **varies}, supply)
+            for role, spec in _list_runs(recipe, entry, base, supply):
+                yield Member(recipe.name, entry.label, role, spec, varies, condition)
+
+
+def _list_conditions(recipe: Recipe) -> list[dict[str, Any]]:
+    """What the columns of the table differ in, beside the corruption."""
+    stream = recipe.stream
+    axes: dict[str, Sequence[Any]] = {
+        "order": stream.order,
+        "batch_size": stream.batch_size,
+        **stream.options,
+        "sites": recipe.sites,
+    }
+    lists = {name: values for name, values in axes.items() if len(values) > 1}
+    return [dict(zip(lists, values, strict=True)) for values in itertools.product(*lists.values())]
+
+
+def _make_spec(
+    recipe: Recipe, entry: Entry, condition: Mapping[str, Any], parameters: Mapping[str, Any], supply: Supply
+) -> Spec:
+    """What all runs of a line, a setting and a condition have in common."""
+    stream = recipe.stream
+    options = {name: condition.get(name, values[0]) for name, values in stream.options.items()}
+    chosen = {name: to_plain(value) for name, value in {**entry.method.parameters(), **parameters}.items()}
+    share = condition.get("sites", recipe.sites[0]) if "sites" in entry.method.needs else 1.0
+    return Spec(
+        checkpoint=entry.checkpoint,
+        weights=supply.weights(entry.checkpoint),
+        data=recipe.data.set,
+        content="",
+        domains=(),
+        method=entry.method.name,
+        revision=entry.method.revision,
+        parameters=chosen,
+        constants=OFFICIAL if recipe.data.set in CORRUPTED else recipe.data.constants,
+        stream=condition.get("order", stream.order[0]),
+        options=options,
+        join="mixed" if stream.join == "mixed" else "continual",
+        batch_size=condition.get("batch_size", stream.batch_size[0]),
+        limit=recipe.data.limit,
+        views=entry.part.views,
+        sites=share,
+        episodic=entry.part.episodic,
+    )
+
+
+def _list_runs(
+    recipe: Recipe, entry: Entry, base: Spec, supply: Supply
+) -> Iterator[tuple[Literal["test", "validation"], Spec]]:
+    """The runs of a setting: those that are reported, and those that only choose."""
+    specs = [base] if set(entry.rules) - {"oracle"} else []
+    if "oracle" in entry.rules:
+        oracle = recipe.oracle
+        limit = base.limit if oracle.limit is None else oracle.limit
+        specs.append(
+            replace(base, selection="oracle", steps=oracle.steps, episodic=oracle.episodic, limit=limit)
+        )
+    for spec in specs:
+        yield from (
+            ("test", run) for run in _list_domains(recipe, entry, spec, recipe.data.corruptions, supply)
+        )
+    if "validation" in entry.rules:
+        for run in _list_domains(recipe, entry, base, recipe.data.validation, supply):
+            yield "validation", run
+
+
+def _list_domains(
+    recipe: Recipe, entry: Entry, spec: Spec, corruptions: Sequence[str], supply: Supply
+) -> Iterator[Spec]:
+    domains = tuple(Domain(name, recipe.data.severity) for name in corruptions)
+    streams = [(domain,) for domain in domains] if recipe.stream.join == "reset" else [domains]
+    for seed, stream in itertools.product(entry.part.seeds or recipe.seeds, streams):
+        content = "+".join(dict.fromkeys(supply.content(spec.data, domain) for domain in stream))
+        parameters = dict(spec.parameters)
+        if "seed" in parameters and "seed" not in {**entry.fixed, **entry.grid}:
+            parameters["seed"] = seed
+        yield replace(spec, domains=stream, content=content, seed=seed, parameters=parameters)

@@ -1,0 +1,185 @@
+"""What runs are made of: source models, images of a domain, and what methods need of the source data.
+
+One object for each process; everything that several runs share is made once.
+"""
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ttvd.adapters import Method, find_method
+from ttvd.bench.setting import Setting
+from ttvd.bench.spec import CLEAN, Domain, Spec
+from ttvd.data.corruptions import corrupt
+from ttvd.data.sets import ClassMap, ImageFolder, ImageSet, load_set
+from ttvd.models.find import find_source
+from ttvd.models.fingerprint import fingerprint
+from ttvd.models.zoo import Source
+from ttvd.source import calibrate, collect_features, estimate_fisher, estimate_sites
+from ttvd.source.held_out import is_held_out
+
+OFFICIAL = "official"
+# Sets that come corrupted, and sets that show a part of the classes, with the set that they are made from.
+CORRUPTED = {"cifar10-c": "cifar10", "cifar100-c": "cifar100", "imagenet-c": "imagenet", "mnist-c": "mnist"}
+PARTIAL = {"imagenet-r": "imagenet"}
+_DOMAINS_KEPT = 4
+Images = ImageSet | ImageFolder
+
+
+class Supply:
+    """Source models, images and ingredients for runs.
+
+    Args:
+        setting: Where things are and on what device they are wanted.
+        shared: Test sets that another process has loaded already, by name.
+    """
+
+    def __init__(self, setting: Setting, shared: Mapping[str, ImageSet] | None = None) -> None:
+        self.setting = setting
+        self.device = torch.device(setting.device)
+        self._sets: dict[str, Images] = dict(shared or {})
+        self._sources: dict[str, Source] = {}
+        self._weights: dict[str, str] = {}
+        self._made: dict[tuple[Any, ...], Any] = {}
+        self._domains: OrderedDict[tuple[Any, ...], ImageSet] = OrderedDict()
+
+    def source(self, name: str) -> Source:
+        """A source model, on the device."""
+        if name not in self._sources:
+            found = find_source(name, folder=self.setting.checkpoints)
+            self._weights[name] = fingerprint(found.model)
+            self._sources[name] = Source(found.model.to(self.device), found.sites, found.card)
+        return self._sources[name]
+
+    def weights(self, name: str) -> str:
+        """The fingerprint of a source model."""
+        self.source(name)
+        return self._weights[name]
+
+    def base(self, data: str, domain: Domain = Domain()) -> Images:  # noqa: B008 (it is frozen)
+        """The whole test set: clean, or as it comes for a set of corrupted images."""
+        place = f"{data}/{domain.corruption}/{domain.severity}" if data in CORRUPTED else data
+        if place not in self._sets:
+            how: dict[str, Any] = {}
+            if data in CORRUPTED:
+                how = {"corruption": domain.corruption, "severity": domain.severity}
+            self._sets[place] = load_set(data, self.setting.data or ".", **how)
+        return self._sets[place]
+
+    def shared(self) -> dict[str, ImageSet]:
+        """The test sets that are in memory, for the supplies of other processes."""
+        return {name: images for name, images in self._sets.items() if isinstance(images, ImageSet)}
+
+    def content(self, data: str, domain: Domain) -> str:
+        """The fingerprint of the images and labels that a domain starts from."""
+        key = ("content", data, domain if data in CORRUPTED else None)
+        if key not in self._made:
+            self._made[key] = self.base(data, domain).fingerprint()[:16]
+        return str(self._made[key])
+
+    def rows(self, spec: Spec) -> Tensor:
+        """Which images of the set the run uses: all, or a fixed random choice of ``limit`` in the set's order."""
+        count = len(self.base(spec.data, spec.domains[0]))
+        key = ("rows", count, spec.limit)
+        if key not in self._made:
+            chosen = np.arange(count)
+            if spec.limit is not None and spec.limit < count:
+                chosen = np.sort(np.random.default_rng(0).permutation(count)[: spec.limit])
+            self._made[key] = torch.from_numpy(chosen)
+        rows: Tensor = self._made[key]
+        return rows
+
+    def labels(self, spec: Spec) -> Tensor:
+        """The labels of those images."""
+        return self.base(spec.data, spec.domains[0]).labels.cpu()[self.rows(spec)]
+
+    def batch(self, spec: Spec, domain: Domain, index: Tensor) -> Tensor:
+        """Float images of a domain on the device; ``index`` counts within :meth:`rows`."""
+        base = self.base(spec.data, domain)
+        if isinstance(base, ImageSet):
+            images = self._corrupted(spec, domain, base)
+            return images.floats(index.to(images.images.device))
+        rows = self.rows(spec)[index]
+        return self._apply(spec, domain, base.floats(rows).to(self.device), rows)
+
+    def _corrupted(self, spec: Spec, domain: Domain, base: ImageSet) -> ImageSet:
+        key = (spec.data, domain, spec.constants, spec.limit)
+        if key not in self._domains:
+            rows = self.rows(spec)
+            pixels = base.images[rows].to(self.device)
+            changed = self._apply(spec, domain, pixels.float().div_(255), rows)
+            if domain.corruption != CLEAN and spec.constants != OFFICIAL:
+                pixels = changed.mul_(255).round_().to(torch.uint8)
+            self._domains[key] = ImageSet(pixels, base.labels[rows].to(self.device), base.classes, base.name)
+        self._domains.move_to_end(key)
+        while len(self._domains) > max(_DOMAINS_KEPT, len(spec.domains)):
+            self._domains.popitem(last=False)
+        return self._domains[key]
+
+    def _apply(self, spec: Spec, domain: Domain, images: Tensor, rows: Tensor) -> Tensor:
+        if domain.corruption == CLEAN or spec.constants == OFFICIAL:
+            return images
+        # A released set is one set: the seed of a run decides its order, never its pictures.
+        table: Any = spec.constants
+        return corrupt(images, domain.corruption, domain.severity, constants=table, seed=0, index=rows)
+
+    def restriction(self, data: str) -> ClassMap | None:
+        """For a set that shows a part of the model's classes: which outputs count."""
+        if data not in PARTIAL:
+            return None
+        shown, whole = self.base(data).classes, self.base(PARTIAL[data]).classes
+        if shown is None or whole is None:
+            raise ValueError(f"{data} and {PARTIAL[data]} must name their classes, to be matched")
+        return ClassMap.match(shown, whole)
+
+    def ingredients(self, method: Method, name: str, data: str, share: float) -> dict[str, Any]:
+        """The sites, features and Fisher information that a method needs of a source model."""
+        made: dict[str, Any] = {}
+        for need in ("sites", "features", "fisher"):
+            if need in method.needs:
+                key = (need, name, data, share if need == "sites" else 1.0)
+                if key not in self._made:
+                    self._made[key] = self._make(need, name, data, share)
+                made[need] = self._made[key]
+        return made
+
+    def _make(self, need: str, name: str, data: str, share: float) -> Any:
+        source = self.source(name)
+        if need == "sites" and share == 1.0 and source.sites is not None:
+            return source.sites
+        training = self._training(data)
+        held = is_held_out(len(training))
+        used, kept = (training.subset(mask.nonzero()[:, 0]) for mask in (~held, held))
+        if need == "features":
+            return collect_features(source.model, used)
+        if need == "fisher":
+            return estimate_fisher(source.model, used)
+        return calibrate(source.model, estimate_sites(source.model, used, fraction=share), kept)
+
+    def _training(self, data: str) -> Images:
+        name = {**CORRUPTED, **PARTIAL}.get(data, data)
+        if ("training", name) not in self._made:
+            self._made["training", name] = load_set(name, self.setting.data or ".", "train")
+        found: Images = self._made["training", name]
+        return found
+
+
+def check_method(spec: Spec, supply: Supply) -> None:
+    """Refuse, in one sentence, a run whose source model lacks what the method needs."""
+    from ttvd.models.instance_norm import InstanceAwareBatchNorm2d
+
+    method, source = find_method(spec.method), supply.source(spec.checkpoint)
+    modules = list(source.model.modules())
+    lacks = []
+    if "rotation head" in method.needs and not (source.card and source.card.rotation_head):
+        lacks.append("a rotation head")
+    if "instance-aware norm" in method.needs and not any(
+        isinstance(module, InstanceAwareBatchNorm2d) for module in modules
+    ):
+        lacks.append("instance-aware norms")
+    if lacks:
+        raise ValueError(f"{spec.method} needs {' and '.join(lacks)}, which {spec.checkpoint} does not have")

@@ -1,0 +1,153 @@
+"""``ttvd runs``: what a store holds, as a list, one by one, or as a file for other programs."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+    from ttvd.bench.store import Store
+    from ttvd.bench.store.listing import KnownRun
+
+COLORS = {"done": "", "failed": "red", "running": "cyan", "missing": "dim"}
+
+
+def show_runs(
+    store: Path = typer.Argument(help="The store, a file that `ttvd bench` made."),
+    key: str | None = typer.Argument(None, help="Show this run; the first digits of its key are enough."),
+    method: str | None = typer.Option(None, help="Only runs of this method."),
+    domain: str | None = typer.Option(None, help='Only runs on this domain, e.g. "fog 5", fog or clean.'),
+    recipe: str | None = typer.Option(None, help="Only runs that this recipe asks for."),
+    seed: int | None = typer.Option(None, help="Only runs with this seed."),
+    status: str | None = typer.Option(None, help="Only runs that are done, failed, running or missing."),
+    export: Path | None = typer.Option(
+        None, help="Write the runs to this .csv or .parquet file, one a line, instead of listing them."
+    ),
+    batches: bool = typer.Option(False, help="With --export: one line for each batch."),
+    json_: bool = typer.Option(False, "--json", help="Print JSON."),
+) -> None:
+    """List the runs of a store, show one, or export them."""
+    from rich.console import Console
+
+    from ttvd.bench.store import Store
+    from ttvd.bench.store.export import check_target
+    from ttvd.bench.store.listing import list_known, select_known
+    from ttvd.cli.needs import require
+
+    if batches and export is None:
+        raise ValueError("--batches goes with --export FILE")
+    if export is not None:
+        check_target(export)
+        if export.suffix == ".parquet":
+            require("pyarrow", "parquet")
+    console = Console()
+    if not console.is_terminal:
+        console.width = max(console.width, 200)  # for a pipe or a file nothing need be cut off
+    with Store(store, readonly=True) as opened:
+        found = None if key is None else opened.find(key)
+        entries = select_known(
+            list_known(opened),
+            key=found, method=method, domain=domain, recipe=recipe, seed=seed, status=status,
+        )  # fmt: skip
+        if export is not None:
+            _export(opened, entries, export, batches, console)
+        elif json_:
+            _print_json([entry.document() for entry in entries], single=found is not None)
+        elif found is not None and entries:
+            _show(entries[0], console)
+        else:
+            _list(entries, console)
+
+
+def _print_json(documents: list[dict[str, Any]], single: bool) -> None:
+    import json
+
+    typer.echo(json.dumps(documents[0] if single and documents else documents, indent=2))
+
+
+def _list(entries: "list[KnownRun]", console: "Console") -> None:
+    from collections import Counter
+
+    from rich.table import Table
+    from rich.text import Text
+
+    if not entries:
+        console.print("no runs")
+        return
+    table = Table("key", "label", "method", "domain", box=None)
+    for heading in ("seed", "error %", "ECE %", "seconds"):
+        table.add_column(heading, justify="right")
+    table.add_column("status")
+    table.columns[0].no_wrap = True
+    for entry in entries:
+        # Text, because names from a store must not be taken for markup.
+        words = (
+            entry.key,
+            entry.label or "-",
+            entry.spec.method,
+            entry.spec.domain_label,
+            str(entry.spec.seed),
+        )
+        row = [*words, *_score(entry), entry.status]
+        table.add_row(*map(Text, row), style=COLORS[entry.status])
+    console.print(table)
+    counts = Counter[str](entry.status for entry in entries)
+    console.print(", ".join(f"{counts[name]} {name}" for name in COLORS if counts[name]), highlight=False)
+
+
+def _score(entry: "KnownRun") -> tuple[str, str, str]:
+    """Error, calibration error and seconds, as the list shows them."""
+    if entry.summary is None:
+        return "-", "-", "-"
+    metrics = entry.summary.metrics
+    return (
+        f"{100 * metrics['error']:.2f}",
+        f"{100 * metrics['ece']:.2f}",
+        f"{entry.summary.facts.seconds:.1f}",
+    )
+
+
+def _show(entry: "KnownRun", console: "Console") -> None:
+    from datetime import datetime
+
+    document = entry.document()
+    lines = [f"{asked['recipe']}: {asked['label']}" for asked in document["asked"]]
+    console.print(f"run {entry.key}: {entry.status}", *lines, sep="\n", markup=False, highlight=False)
+    totals = {name: document[name] for name in ("batches", "kept") if name in document}
+    for title, values in (
+        ("spec", document["spec"]),
+        ("metrics", document.get("metrics", {}) | totals),
+        ("facts", document.get("facts", {})),
+    ):
+        if values:
+            console.print(f"\n[bold]{title}[/bold]")
+            console.print(_tabulate(values))
+    if entry.failure is not None:
+        when = datetime.fromtimestamp(entry.failure.when).astimezone().isoformat(" ", "seconds")
+        console.print(f"\n[bold red]failed[/bold red] {when}", highlight=False)
+        console.print(entry.failure.text, markup=False, highlight=False, soft_wrap=True)
+
+
+def _tabulate(values: dict[str, Any]) -> "Table":
+    import json
+
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, show_header=False)
+    for name, value in values.items():
+        table.add_row(name, Text(value if isinstance(value, str) else json.dumps(value)))
+    return table
+
+
+def _export(store: "Store", entries: "list[KnownRun]", path: Path, batches: bool, console: "Console") -> None:
+    from ttvd.bench.store.export import export_batches, export_runs
+
+    if path.resolve() == store.path.resolve():
+        raise ValueError(f"{path} is the store itself; export to another file")
+    count = export_batches(store, entries, path) if batches else export_runs(entries, path)
+    what = "batches" if batches else "runs"
+    console.print(f"{count} {what} in {path}", soft_wrap=True, highlight=False, markup=False)

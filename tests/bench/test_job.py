@@ -1,0 +1,168 @@
+"""A run against a loop written by hand, from the data files to the numbers."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+import ttvd
+from ttvd.bench.job import build_adapter, execute, make_order
+from ttvd.bench.recipe import parse_recipe, plan
+from ttvd.bench.setting import Setting
+from ttvd.bench.spec import Domain, Run, Spec
+from ttvd.bench.supply import Supply
+from ttvd.data.corruptions import corrupt
+from ttvd.data.digits import split_digits
+from ttvd.data.sets import load_set
+
+TEXT = """
+data.set = "digits"
+data.corruptions = ["fog"]
+data.limit = 150
+checkpoints.plain = "digits-plain"
+checkpoints.sites = "digits-sla"
+"""
+
+
+@pytest.fixture(scope="module")
+def supply() -> Supply:
+    return Supply(Setting())
+
+
+def make_spec(supply: Supply, method: str, extra: str = "") -> Spec:
+    return plan(parse_recipe(f'{TEXT}\n[[methods]]\nname = "{method}"\n{extra}', "test"), supply)[0].spec
+
+
+def plain(run: Run) -> list[object]:
+    """The rows without their times."""
+    return [(row.metrics, row.kept, row.domain) for row in run.record.rows]
+
+
+def test_a_run_equals_a_loop_written_by_hand(supply: Supply) -> None:
+    spec = make_spec(supply, "tent", "set = { lr = 0.01 }")
+    done = execute(spec, supply)
+    _, _, images, labels = split_digits()
+    chosen = np.sort(np.random.default_rng(0).permutation(2000)[:150])
+    pictures = corrupt((images[chosen] * 255).round() / 255, "fog", 5, seed=0, index=torch.from_numpy(chosen))
+    order = np.random.default_rng(0).permutation(150)
+    adapter = ttvd.create("tent", ttvd.load("digits-plain").model, lr=0.01)
+    wrong = 0
+    for start in range(0, 150, 64):
+        rows = order[start : start + 64]
+        wrong += int((adapter(pictures[rows]).argmax(1) != labels[chosen][rows]).sum())
+    assert done.totals["n"] == 150
+    assert done.totals["error"] == wrong / 150
+    assert [int(row.metrics["n"]) for row in done.record.rows] == [64, 64, 22]  # type: ignore[arg-type]
+
+
+def test_a_run_is_repeatable_and_independent_of_what_ran_before(supply: Supply) -> None:
+    spec = make_spec(supply, "ttvd")
+    first = execute(spec, supply)
+    execute(make_spec(supply, "shot"), supply)
+    assert plain(execute(spec, supply)) == plain(first)
+    assert plain(execute(spec, Supply(Setting()))) == plain(first)
+
+
+def test_facts(supply: Supply) -> None:
+    spec = make_spec(supply, "ttvd")
+    facts = execute(spec, supply).facts
+    assert (facts.forwards, facts.backwards) == (4.0, 4.0)
+    assert facts.versions["torch"] == torch.__version__
+    assert facts.order == execute(make_spec(supply, "bn"), supply).facts.order
+    assert facts.order != execute(replace(spec, seed=1), supply).facts.order
+    assert facts.seconds > 0
+
+
+def test_progress_counts_batches(supply: Supply) -> None:
+    seen: list[tuple[int, int]] = []
+    execute(make_spec(supply, "bn"), supply, lambda done, total: seen.append((done, total)))
+    assert seen == [(1, 3), (2, 3), (3, 3)]
+
+
+def test_views_are_aggregated_around_a_method(supply: Supply) -> None:
+    spec = make_spec(supply, "bn", 'checkpoint = "digits-sla"\nviews = 4')
+    one = make_spec(supply, "bn", 'checkpoint = "digits-sla"')
+    assert execute(spec, supply).totals["error"] < execute(one, supply).totals["error"]
+    assert execute(spec, supply).facts.forwards == 4.0
+
+
+def test_episodic_runs_start_again_at_each_batch(supply: Supply) -> None:
+    spec = make_spec(supply, "tent", "set = { lr = 0.1 }\nepisodic = true")
+    run = execute(spec, supply)
+    alone = build_adapter(replace(spec, episodic=False), supply)
+    order = make_order(spec, supply)
+    rows = torch.from_numpy(order[64:128, 1])
+    logits = alone(supply.batch(spec, spec.domains[0], rows))
+    correct = int((logits.argmax(1) == supply.labels(spec)[rows]).sum())
+    assert run.record.rows[1].metrics["correct"] == correct
+
+
+def test_continual_rows_name_their_domain_and_state_is_carried_over(supply: Supply) -> None:
+    spec = make_spec(supply, "tent", "set = { lr = 0.1 }")
+    both = replace(spec, domains=(Domain("fog"), Domain("snow")), batch_size=50)
+    run = execute(both, supply)
+    assert [row.domain for row in run.record.rows] == [0, 0, 0, 1, 1, 1]
+    assert run.totals["n"] == 300
+    alone = execute(replace(spec, batch_size=50), supply)
+    assert plain(alone) == plain(run)[:3]
+    fresh = execute(replace(spec, domains=(Domain("snow"),), batch_size=50), supply)
+    assert [row.metrics for row in fresh.record.rows] != [row.metrics for row in run.record.rows[3:]]
+
+
+def test_mixed_domains_show_every_image_once_in_each(supply: Supply) -> None:
+    spec = replace(make_spec(supply, "bn"), domains=(Domain("fog"), Domain("snow")), join="mixed")
+    order = make_order(spec, supply)
+    assert sorted(map(tuple, order.tolist())) == [(d, i) for d in range(2) for i in range(150)]
+    assert len(set(order[:64, 0].tolist())) == 2
+    run = execute(spec, supply)
+    assert {row.domain for row in run.record.rows} == {0}
+    # What an image looks like does not depend on its neighbours in the batch.
+    source = replace(spec, method="source", parameters={})
+    whole = execute(source, supply).totals["error"]
+    each = [execute(replace(source, domains=(d,)), supply).totals["error"] for d in spec.domains]
+    assert whole == pytest.approx(sum(each) / 2)
+
+
+def test_clean_images_are_left_as_they_are(supply: Supply) -> None:
+    spec = replace(make_spec(supply, "source"), domains=(Domain(),), limit=None)
+    base = load_set("digits")
+    index = torch.arange(20)
+    assert torch.equal(supply.batch(spec, Domain(), index), base.floats(index))
+    assert execute(spec, supply).totals["error"] < 0.05
+
+
+def test_an_image_is_corrupted_alike_whatever_the_limit(supply: Supply) -> None:
+    spec = make_spec(supply, "bn")
+    whole, rows = replace(spec, limit=None), supply.rows(spec)
+    index = torch.arange(10)
+    assert torch.equal(
+        supply.batch(spec, Domain("snow"), index), supply.batch(whole, Domain("snow"), rows[index])
+    )
+
+
+def test_sites_from_a_share_of_the_source_data(supply: Supply) -> None:
+    spec = make_spec(supply, "civd")
+    few = replace(spec, sites=0.05)
+    a, b = build_adapter(spec, supply), build_adapter(few, supply)
+    x = supply.batch(spec, spec.domains[0], torch.arange(32))
+    assert not torch.equal(a(x), b(x))
+    assert execute(few, supply).totals["error"] < 0.6
+
+
+def test_the_oracle_keeps_the_best_step(supply: Supply) -> None:
+    spec = make_spec(supply, "tent", "set = { lr = 0.05 }")
+    last = execute(replace(spec, parameters={**spec.parameters, "prediction": "after"}), supply)
+    best = execute(replace(spec, selection="oracle", steps=6), supply)
+    assert best.record.rows[0].metrics["correct"] >= last.record.rows[0].metrics["correct"]  # type: ignore[operator]
+    assert best.facts.backwards == 6.0
+
+
+@pytest.mark.parametrize("method", ["eata", "adanpc"])
+def test_what_methods_need_of_the_source_is_made_once(supply: Supply, method: str) -> None:
+    spec = make_spec(supply, method)
+    found = ttvd.methods()[method]
+    first = supply.ingredients(found, spec.checkpoint, spec.data, 1.0)
+    again = supply.ingredients(found, spec.checkpoint, spec.data, 1.0)
+    assert all(again[name] is value for name, value in first.items())
+    assert execute(spec, supply).totals["n"] == 150

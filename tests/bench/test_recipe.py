@@ -1,0 +1,201 @@
+"""Recipes: what is read, what is refused and with which words, and which runs a recipe asks for."""
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from ttvd.adapters import methods
+from ttvd.bench.recipe import parse_recipe, plan, read_recipe
+from ttvd.bench.recipe.planning import list_entries
+from ttvd.bench.setting import Setting
+from ttvd.bench.spec import Member
+from ttvd.bench.supply import Supply
+from ttvd.data.corruptions import CORRUPTIONS, EXTRA
+
+RECIPES = sorted((Path(__file__).parents[2] / "recipes").glob("*.toml"))
+BASE = """
+title = "t"
+[data]
+set = "digits"
+corruptions = ["fog"]
+[checkpoints]
+plain = "digits-plain"
+sites = "digits-sla"
+"rotation head" = "digits-rotation"
+"""
+
+
+def make_plan(text: str) -> list[Member]:
+    return plan(parse_recipe(BASE + text, "test"), Supply(Setting()))
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_the_recipes_of_the_repository_are_read(path: Path) -> None:
+    recipe = read_recipe(path)
+    entries = list_entries(recipe)
+    assert recipe.name == path.stem
+    assert entries
+    assert recipe.title != path.stem
+
+
+def test_there_is_a_recipe_for_each_table_and_figure_of_the_paper() -> None:
+    names = {path.stem for path in RECIPES}
+    tables = {f"table1-{data}" for data in ("cifar10", "cifar100", "imagenet-c", "imagenet-r")}
+    rest = {"ablation-cifar10", "neighbours-imagenet", "class-means-imagenet", "batch-sizes-imagenet"}
+    assert tables | rest | {"dirichlet-imagenet", "curves-imagenet", "samples-cifar10", "mnist-c"} <= names
+
+
+def test_smoke_runs_every_method() -> None:
+    recipe = next(path for path in RECIPES if path.stem == "smoke")
+    labels = [entry.label for entry in list_entries(read_recipe(recipe))]
+    assert set(methods()) <= set(labels)
+
+
+def test_defaults() -> None:
+    recipe = parse_recipe('data.set = "cifar10"\n[[methods]]\nname = "bn"', "short")
+    assert recipe.title == "short"
+    assert recipe.data.corruptions == CORRUPTIONS
+    assert recipe.data.validation == EXTRA
+    assert recipe.stream.batch_size == (64,)
+    assert recipe.seeds == (0,)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[data", "is not TOML"),
+        ('data.set = "digits"', "no [[methods]]"),
+        ('[[methods]]\nname = "bn"', "needs a [data] part"),
+        ('data.set = "cifar11"\n[[methods]]\nname = "bn"', "did you mean 'cifar10'"),
+        ('tittle = "x"\ndata.set = "digits"\n[[methods]]\nname = "bn"', "did you mean 'title'"),
+        ('data.set = "digits"\ndata.severty = 3\n[[methods]]\nname = "bn"', "did you mean 'severity'"),
+        (
+            'data.set = "digits"\ndata.corruptions = ["frogs"]\n[[methods]]\nname = "bn"',
+            "did you mean 'frost'",
+        ),
+        ('data.set = "digits"\nrules = ["best"]\n[[methods]]\nname = "bn"', "Allowed: last, grid-best"),
+        ('data.set = "digits"\nstream.order = "idd"\n[[methods]]\nname = "bn"', "did you mean 'iid'"),
+        ('data.set = "digits"\nstream.alpha = 1\n[[methods]]\nname = "bn"', "has no 'alpha'"),
+        ('data.set = "digits"\nstream.batch_size = 0\n[[methods]]\nname = "bn"', "at least 1"),
+        ('data.set = "digits"\n[[methods]]\nlabel = "bn"', "not complete"),
+        ('data.set = "digits"\ngrid.lr = 0.1\n[[methods]]\nname = "bn"', "a list of values"),
+        ('data.set = "digits"\ncheckpoints.plane = "x"\n[[methods]]\nname = "bn"', "did you mean 'plain'"),
+    ],
+)
+def test_a_bad_recipe_is_refused_with_what_to_do(text: str, words: str) -> None:
+    with pytest.raises(ValueError, match="recipe bad") as caught:
+        parse_recipe(text, "bad")
+    assert words in str(caught.value)
+
+
+def test_files_that_are_no_recipes(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="recipes/"):
+        read_recipe(tmp_path / "none.toml")
+    (tmp_path / "bytes.toml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ValueError, match="not a text file"):
+        read_recipe(tmp_path / "bytes.toml")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('[[methods]]\nname = "tnet"', "did you mean tent"),
+        ('[[methods]]\nname = "tent"\nset = { rate = 1 }', "has no parameter 'rate'"),
+        ('[[methods]]\nname = "tent"\nset = { lr = -1.0 }', "lr must be at least 0"),
+        ('[[methods]]\nname = "tent"\ngrid = { lr = [1.0] }\nrules = ["last"]', "needs one fixed setting"),
+        ('[[methods]]\nname = "note"', "note needs instance-aware norms, which digits-plain does not have"),
+        ('[[methods]]\nname = "ttt"\ncheckpoint = "digits-plain"', "ttt needs a rotation head"),
+        ('[[methods]]\nname = "ttvd"\ncheckpoint = "digits-slo"', "did you mean"),
+        ('[[methods]]\nname = "ttvd"\nviews = 4', "takes no views"),
+        ('[[methods]]\nname = ["bn", "bn"]', "two lines are called 'bn'"),
+        ('[[methods]]\nname = ["bn", "tent"]\nlabel = "x"', "cannot stand for 2 methods"),
+    ],
+)
+def test_what_cannot_run_is_found_before_anything_starts(text: str, words: str) -> None:
+    with pytest.raises(ValueError, match=r"test|method|checkpoint") as caught:
+        make_plan(text)
+    assert words in str(caught.value)
+
+
+def test_a_missing_reference_is_refused() -> None:
+    with pytest.raises(ValueError, match="no line is called 'x', the reference"):
+        plan(parse_recipe('reference = "x"\n' + BASE + '[[methods]]\nname = "bn"', "test"), Supply(Setting()))
+
+
+def test_a_grid_spreads_over_settings_corruptions_seeds_and_roles() -> None:
+    members = make_plan(
+        '[[methods]]\nname = "tent"\nrules = ["grid-best", "validation"]\nseeds = [0, 1]\n'
+        "grid = { lr = [0.1, 0.01, 0.001], momentum = [0.0, 0.9] }"
+    )
+    roles = Counter(member.role for member in members)
+    assert roles == {"test": 3 * 2 * 2, "validation": 3 * 2 * 2 * len(EXTRA)}
+    assert len({member.spec.key for member in members}) == len(members)
+    assert {tuple(sorted(member.varies)) for member in members} == {("lr", "momentum")}
+    one = members[0]
+    assert one.spec.parameters["lr"] == one.varies["lr"]
+
+
+def test_settings_of_the_recipe_reach_only_methods_that_know_them() -> None:
+    text = '[set]\noptimizer = "sgd"\n[grid]\nlr = [0.1, 0.2]\n[[methods]]\nname = ["bn", "tent", "sar"]'
+    found = {m.label: m.spec.parameters for m in make_plan(text)}
+    assert "lr" not in found["bn"]
+    assert found["tent"]["optimizer"] == "sgd"
+    assert "optimizer" not in found["sar"]
+    labels = Counter(m.label for m in make_plan(text))
+    assert labels == {"bn": 1, "tent": 2, "sar": 2}
+
+
+def test_conditions_make_columns() -> None:
+    members = make_plan(
+        '[stream]\norder = "dirichlet"\nalpha = [1.0, 0.1]\nbatch_size = [8, 4]\n[[methods]]\nname = "bn"'
+    )
+    assert [dict(m.condition) for m in members] == [
+        {"batch_size": size, "alpha": alpha} for size in (8, 4) for alpha in (1.0, 0.1)
+    ]
+    assert {(m.spec.batch_size, m.spec.options["alpha"]) for m in members} == {
+        (8, 1.0),
+        (8, 0.1),
+        (4, 1.0),
+        (4, 0.1),
+    }
+
+
+def test_one_stream_of_several_domains() -> None:
+    text = (
+        BASE.replace('["fog"]', '["fog", "snow"]') + '[stream]\njoin = "continual"\n[[methods]]\nname = "bn"'
+    )
+    (member,) = plan(parse_recipe(text, "test"), Supply(Setting()))
+    assert [domain.corruption for domain in member.spec.domains] == ["fog", "snow"]
+
+
+def test_the_oracle_is_for_methods_that_take_steps() -> None:
+    text = (
+        'rules = ["oracle"]\noracle.steps = 3\noracle.limit = 100\n'
+        + BASE
+        + '[[methods]]\nname = ["bn", "tent"]'
+    )
+    found = {m.label: m.spec for m in plan(parse_recipe(text, "test"), Supply(Setting()))}
+    assert found["bn"].selection == "last"
+    assert (found["tent"].selection, found["tent"].steps, found["tent"].limit) == ("oracle", 3, 100)
+    assert found["tent"].episodic
+
+
+def test_the_key_depends_on_what_decides_the_rows() -> None:
+    def key(text: str) -> str:
+        (member,) = make_plan(text)
+        return member.spec.key
+
+    tent = '[[methods]]\nname = "tent"\n'
+    base = key(tent)
+    assert key(tent) == base
+    assert key(tent + 'label = "another name"') == base
+    changed = ["set = { lr = 0.5 }", "seeds = [1]", "episodic = true", 'checkpoint = "digits-rotation"']
+    assert len({base, *(key(tent + line) for line in changed)}) == 1 + len(changed)
+
+
+def test_a_method_with_a_seed_gets_that_of_the_run() -> None:
+    members = make_plan('[[methods]]\nname = "roid"\nseeds = [3]')
+    assert members[0].spec.parameters["seed"] == 3
+    members = make_plan('[[methods]]\nname = "roid"\nseeds = [3]\nset = { seed = 7 }')
+    assert members[0].spec.parameters["seed"] == 7

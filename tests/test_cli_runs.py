@@ -1,0 +1,226 @@
+import csv
+import json
+import re
+import sys
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer.testing
+
+from ttvd.bench import Record, Row
+from ttvd.bench.spec import Domain, Facts, Member, Run, Spec
+from ttvd.bench.store import Owner, Store
+from ttvd.cli.main import app, main
+
+FACTS = Facts("5f3a", "cpu", 1, {"ttvd": "0.1.0"}, 1.7e9, 12.25, 4096, 4.0, 0.5)
+RUNNER = typer.testing.CliRunner()
+
+
+def make_spec(method: str, corruption: str = "fog", seed: int = 0) -> Spec:
+    domains = (Domain(corruption), Domain("none"))[:1]
+    return Spec(
+        "digits-sla", "0" * 16, "digits", "1" * 16, domains, method, parameters={"lr": 0.1}, seed=seed
+    )
+
+
+def make_run(spec: Spec, correct: int) -> Run:
+    state: dict[str, float | list[float]] = {"n": 8, "correct": correct, "nll_sum": 0.1, "brier_sum": 0.2}
+    state |= {"batch_ece_sum": 0.3, "bin_count": [0.0, 8.0], "bin_confidence": [0.0, 8.0]}
+    return Run(spec, Record((Row({**state, "bin_correct": [0.0, float(correct)]}, 0.5, 0.1),) * 2), FACTS)
+
+
+DONE = [make_run(make_spec("tent"), 6), make_run(make_spec("bn", "gaussian_noise", seed=1), 4)]
+FAILED, MISSING, RUNNING = make_spec("t3a", "none"), make_spec("tent", seed=2), make_spec("tent", seed=3)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    """Two runs are done, one has failed, one is being done, one is missing."""
+    path = tmp_path / "runs.db"
+    specs = [DONE[0].spec, FAILED, MISSING, RUNNING]
+    with Store(path) as opened:
+        opened.enroll(
+            "smoke", "", [Member("smoke", f"line [b]{spec.method}", "test", spec) for spec in specs]
+        )
+        opened.enroll("other", "", [Member("other", "Tent", "test", DONE[0].spec)])
+        for run in DONE:
+            opened.add(run)
+        opened.fail(FAILED, "Traceback (most recent call last):\n  [red]ValueError: too few images")
+        opened.claim([RUNNING.key], Owner.current())
+    return path
+
+
+def invoke(*arguments: str | Path, code: int = 0) -> str:
+    result = RUNNER.invoke(app, ["runs", *map(str, arguments)])
+    assert result.exit_code == code, result.output
+    return result.output
+
+
+def listed(*arguments: str | Path) -> list[str]:
+    """Keys of the list, in its order."""
+    lines = invoke(*arguments).splitlines()
+    return [line.split()[0] for line in lines if len(line.split()[0]) == len(FAILED.key)]
+
+
+def test_the_list_shows_every_run_with_its_numbers(store: Path) -> None:
+    lines = [" ".join(line.split()) for line in invoke(store).splitlines()]
+    assert lines == [
+        "key label method domain seed error % ECE % seconds status",
+        f"{DONE[0].spec.key} Tent, line [b]tent tent fog 5 0 25.00 25.00 12.2 done",
+        f"{DONE[1].spec.key} - bn gaussian noise 5 1 50.00 50.00 12.2 done",
+        f"{FAILED.key} line [b]t3a t3a clean 0 - - - failed",
+        f"{MISSING.key} line [b]tent tent fog 5 2 - - - missing",
+        f"{RUNNING.key} line [b]tent tent fog 5 3 - - - running",
+        "2 done, 1 failed, 1 running, 1 missing",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("filters", "expected"),
+    [
+        (["--method", "bn"], [DONE[1].spec]),
+        (["--domain", "gaussian noise 5"], [DONE[1].spec]),
+        (["--domain", "gaussian_noise"], [DONE[1].spec]),
+        (["--domain", "clean"], [FAILED]),
+        (["--recipe", "other"], [DONE[0].spec]),
+        (["--recipe", "smoke", "--method", "tent"], [DONE[0].spec, MISSING, RUNNING]),
+        (["--seed", "2"], [MISSING]),
+        (["--status", "failed"], [FAILED]),
+        (["--status", "running"], [RUNNING]),
+        (["--status", "failed", "--seed", "9"], []),
+    ],
+)
+def test_filters(store: Path, filters: list[str], expected: list[Spec]) -> None:
+    assert listed(store, *filters) == [spec.key for spec in expected]
+
+
+def test_one_run(store: Path) -> None:
+    text = invoke(store, DONE[0].spec.key[:8])
+    for part in (
+        "other: Tent",
+        "smoke: line [b]tent",
+        '{"lr": 0.1}',
+        "error      0.25",
+        "device     cpu",
+        "12.25",
+    ):
+        assert part in text
+
+
+def test_one_failed_run_shows_its_traceback(store: Path) -> None:
+    text = invoke(store, FAILED.key)
+    assert "Traceback (most recent call last):\n  [red]ValueError: too few images" in text
+    assert "facts" not in text
+
+
+def test_json(store: Path) -> None:
+    documents = json.loads(invoke(store, "--json"))
+    assert [one["status"] for one in documents] == ["done", "done", "failed", "missing", "running"]
+    assert documents[0]["spec"] == DONE[0].spec.document()
+    assert documents[0]["metrics"]["error"] == 0.25
+    one = json.loads(invoke(store, FAILED.key, "--json"))
+    assert one["asked"] == [{"recipe": "smoke", "label": "line [b]t3a"}]
+    assert one["failure"]["text"].endswith("too few images")
+    assert json.loads(invoke(store, "--json", "--status", "failed", "--seed", "9")) == []
+
+
+def read_table(path: Path) -> list[dict[str, Any]]:
+    if path.suffix == ".parquet":
+        import pyarrow.parquet as pq
+
+        return pq.read_table(path).to_pylist()  # type: ignore[no-any-return]
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+def test_export_of_runs(store: Path, tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / "new folder" / f"runs{suffix}"
+    assert "5 runs in" in invoke(store, "--export", path)
+    lines = read_table(path)
+    assert [line["key"] for line in lines] == [
+        *(run.spec.key for run in DONE),
+        FAILED.key,
+        MISSING.key,
+        RUNNING.key,
+    ]
+    assert {field.name for kind in (Spec, Facts) for field in fields(kind)} <= set(lines[0])
+    first = lines[0]
+    assert (first["recipe"], first["label"], first["domain"]) == (
+        "other, smoke",
+        "Tent, line [b]tent",
+        "fog 5",
+    )
+    assert (float(first["error"]), int(first["batches"]), float(first["kept"])) == (0.25, 2, 0.5)
+    assert json.loads(first["parameters"]) == {"lr": 0.1}
+    assert lines[2]["error"] in ("", None)
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+def test_export_of_batches(store: Path, tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"batches{suffix}"
+    assert "2 batches in" in invoke(store, "--export", path, "--batches", "--method", "tent")
+    lines = read_table(path)
+    assert [(line["key"], int(line["number"]), int(line["correct"])) for line in lines] == [
+        (DONE[0].spec.key, number, 6) for number in range(2)
+    ]
+    bins = lines[0]["bin_count"]
+    assert (json.loads(bins) if suffix == ".csv" else bins) == [0.0, 8.0]
+
+
+def test_batches_of_several_domains_are_named(tmp_path: Path) -> None:
+    spec = replace(make_spec("tent"), domains=(Domain("fog"), Domain("snow", 3)))
+    run = make_run(spec, 6)
+    rows = (run.record.rows[0], replace(run.record.rows[0], domain=1))
+    with Store(tmp_path / "runs.db") as store:
+        store.add(replace(run, record=Record(rows)))
+    invoke(tmp_path / "runs.db", "--export", tmp_path / "a.csv", "--batches", "--domain", "continual")
+    assert [line["domain"] for line in read_table(tmp_path / "a.csv")] == ["fog 5", "snow 3"]
+
+
+def test_an_empty_store_and_an_empty_export(tmp_path: Path) -> None:
+    path = tmp_path / "runs.db"
+    Store(path).close()
+    assert invoke(path) == "no runs\n"
+    for name in ("a.csv", "a.parquet"):
+        assert "0 batches" in invoke(path, "--export", tmp_path / name, "--batches")
+        assert read_table(tmp_path / name) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--method", "tnt"], "no run has the method 'tnt'; did you mean 'tent'?"),
+        (["--domain", "fgo"], "no run has the domain 'fgo'; did you mean 'fog'?"),
+        (["--recipe", "smke"], "no run has the recipe 'smke'; did you mean 'smoke'?"),
+        (["--status", "ended"], "no run has the status 'ended'; there are: done, failed, missing, running"),
+        (["zz"], "has a key that begins with 'zz'"),
+        (["--batches"], "--batches goes with --export FILE"),
+        (["--export", "runs.txt"], "exports go to a .csv or .parquet file, got runs.txt"),
+    ],
+)
+def test_bad_input_is_refused(store: Path, arguments: list[str], message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        RUNNER.invoke(app, ["runs", str(store), *arguments], catch_exceptions=False)
+
+
+def test_the_store_is_not_overwritten_by_its_export(store: Path) -> None:
+    odd = store.rename(store.with_suffix(".csv"))
+    with pytest.raises(ValueError, match="is the store itself"):
+        RUNNER.invoke(app, ["runs", str(odd), "--export", str(odd)], catch_exceptions=False)
+
+
+def test_faults_of_the_store_end_with_code_2_and_without_traceback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "notes.txt"
+    path.write_text("not a store at all")
+    monkeypatch.setattr(sys, "argv", ["ttvd", "runs", str(path)])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    assert stop.value.code == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"ttvd: error: {path} is not a store")
+    assert len(error.splitlines()) == 1
