@@ -87,7 +87,7 @@ def test_a_page_holds_what_it_is_given_and_escapes_it() -> None:
         [Strip([Panel(encode(draw()), 'say "this"')], 4, "heading")],
         details="small",
     )
-    table = Table(["method"], [[Cell("bn", "bn")], [Cell("<tent>", 0.5, best=True)]])
+    table = Table(["error"], [[Cell("?", "")], [Cell("<50>", 0.5, best=True)]])
     html = render(
         Page("Title", ["lead"], [("Seed", "7")], table, ["a note"], [("bn", "statistics")], [exhibit])
     )
@@ -102,7 +102,7 @@ def test_a_page_holds_what_it_is_given_and_escapes_it() -> None:
         "statistics",
     ):
         assert text in html
-    assert '<td data-value="0.5" class="best">&lt;tent&gt;</td>' in html
+    assert '<td data-value="0.5" class="best">&lt;50&gt;</td>' in html
     assert "say &#34;this&#34;" in html
     assert all(reference.startswith("data:") for reference in read(html).references)
 

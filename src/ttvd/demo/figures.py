@@ -1,168 +1,102 @@
-"""The data behind the demo's plane figures: diagrams of the model with two features, and runs on it."""
+"""The figures of the demo's page: the paper's, and the numbers of the table along the stream."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
-import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from ttvd.adapters import Adapter, create
-from ttvd.adapters.t3a import T3A
-from ttvd.demo.job import Domain, stream
-from ttvd.geometry import Diagram
+from ttvd.bench.figures.plane import trace_plane
+from ttvd.bench.figures.samples import find_samples
+from ttvd.bench.figures.scene import describe_images
+from ttvd.demo.job import BATCH, Domain, Results, stream
 from ttvd.models.sites import Sites
 from ttvd.models.split import SplitModel, split
-from ttvd.models.views import AggregatedViews, rotate
 from ttvd.models.zoo import load
+from ttvd.report.curves import plot_curves, plot_reliability
+from ttvd.report.page import Exhibit, Panel, Strip, encode
+from ttvd.report.plane_exhibits import draw_plane
+from ttvd.report.sample_exhibits import draw_samples
+from ttvd.report.style import house_style, new_panel
 
-Floats = npt.NDArray[np.float64]
-Labels = npt.NDArray[np.int64]
-
-VIEWS = 4
-GAMMA = -0.8  # the paper's exponent
 PLANE_DOMAIN = Domain(
     "gaussian_noise", 4
 )  # hard enough to fail without adaptation, and clusters can still be seen
-PLANE_LR = 5e-3  # SGD, for every method that takes gradient steps: the largest value of the paper's search
-MOVED = 32  # digits of the batch whose moves are drawn
-MOVE_STEPS = 10
-MOVE_LR = {"vd": 0.1, "ttvd": 0.02}  # larger than in use, so that the eye sees where the steps lead
+SEARCHED = 1024  # digits among which the sample of the sample analysis is looked for
+CURVES = ("ttvd", "tent", "SLA + bn", "cipd", "civd", "bn", "source")
+CALIBRATED = ("source", "tent", "SLA + bn", "ttvd")
+OURS = "ttvd"
+CURVE, RELIABILITY = (4.6, 3.3), (3.2, 3.8)  # inches of a panel
 
 
-@dataclass(frozen=True, eq=False)
-class Trace:
-    """What a method saw and said along a stream.
-
-    Attributes:
-        features: (v, n, d) features of the views at the moment of prediction.
-        predicted: (n,) classes.
-        labels: (n,) true classes.
-    """
-
-    features: Floats
-    predicted: Labels
-    labels: Labels
-
-    @property
-    def wrong(self) -> npt.NDArray[np.bool_]:
-        """(n,) mask of the mistakes."""
-        mask: npt.NDArray[np.bool_] = self.predicted != self.labels
-        return mask
-
-    @property
-    def error(self) -> float:
-        """Share of mistakes."""
-        return float(self.wrong.mean())
-
-
-class Move(NamedTuple):
-    """Features (n, 2) of one batch before and after, and the true classes."""
-
-    before: Floats
-    after: Floats
-    labels: Labels
-
-
-@dataclass(frozen=True, eq=False)
-class PlaneData:
-    """The diagrams of the plane model, and the runs that are drawn on them.
-
-    Attributes:
-        diagrams: ``vd``, ``pd`` (upright view), ``civd``, ``cipd`` (a site for each class and rotation), and ``t3a``
-            (what its templates make of the plane at the end of the stream).
-        traces: By label.
-        moves: By label.
-        tau: Temperature of the Voronoi diagram's soft labels.
-    """
-
-    diagrams: Mapping[str, Diagram]
-    traces: Mapping[str, Trace]
-    moves: Mapping[str, Move]
-    tau: float
-
-
-def trace(adapter: Adapter, batches: Iterable[tuple[Tensor, Tensor]]) -> Trace:
-    """Run an adapter and keep the features that entered its head."""
-    seen: list[Tensor] = []
-    hook = split(adapter.model).linear.register_forward_pre_hook(
-        lambda _, args: seen.append(args[0].detach())
-    )
-    features, predicted, labels = [], [], []
-    for x, y in batches:
-        predicted.append(adapter(x).argmax(1))
-        features.append(seen[-1].unflatten(0, (-1, len(x))))
-        labels.append(y)
-        seen.clear()
-    hook.remove()
-    joined = torch.cat(features, 1).double().numpy()
-    return Trace(joined, torch.cat(predicted).numpy(), torch.cat(labels).numpy())
-
-
-def compute_plane(images: Tensor, labels: Tensor, *, folder: Path | None = None, seed: int = 0) -> PlaneData:
-    """Run the methods of the paper's Figure 1 on the plane model.
+def draw_figures(
+    results: Results, images: Tensor, labels: Tensor, *, folder: Path | None = None, quick: bool = False
+) -> list[Exhibit]:
+    """Compute and draw all figures.
 
     Args:
-        images: Clean digits of the stream, of the model's classes only.
+        results: What ``ttvd.demo.job.measure`` gave.
+        images: Clean digits of the stream.
         labels: Their classes.
         folder: Where the checkpoints are; those of the package unless given.
-        seed: Of corruption and order.
+        quick: Fewer digits and coarser grids.
     """
-    source = load("digits-plane", folder)
+    seed, domain = results.seed, results.domains[0]
+    few = (labels < 3).nonzero()[:, 0][: 3 * BATCH if quick else None]
+    batches = list(stream(PLANE_DOMAIN.apply(images[few], seed), labels[few], seed))
+    plane, constants = trace_plane(*_load("digits-plane", folder), batches)
+    some = slice(4 * BATCH if quick else SEARCHED)
+    batches = list(stream(domain.apply(images[some], seed), labels[some], seed))
+    samples, counts = find_samples(*_load("digits-sla", folder), batches)
+    digits = [str(digit) for digit in range(10)]
+    with house_style():
+        facts = constants | describe_images(PLANE_DOMAIN, "imagenet", digits[:3])
+        exhibits = draw_plane(facts, plane.to_arrays(), 200 if quick else 400)
+        exhibits += draw_samples(counts | describe_images(domain, "imagenet", digits), vars(samples))
+        return [*exhibits, show_curves(results)]
+
+
+def _load(name: str, folder: Path | None) -> tuple[SplitModel, Sites]:
+    source = load(name, folder)
     assert source.sites is not None
-    parts, shifted = split(source.model), PLANE_DOMAIN.apply(images, seed)
-    adapters = _build_adapters(parts, source.sites)
-    traces = {name: trace(adapter, stream(shifted, labels, seed)) for name, adapter in adapters.items()}
-    collected = adapters["t3a"]
-    assert isinstance(collected, T3A)
-    head = parts.linear.weight.detach(), parts.linear.bias.detach()
-    diagrams = {
-        "vd": source.sites.diagram(1),
-        "pd": Diagram.from_linear(head[0][::VIEWS], head[1][::VIEWS]),
-        "civd": source.sites.diagram(),
-        "cipd": Diagram.from_linear(*head, views=VIEWS),
-        "t3a": Diagram.from_linear(F.normalize(collected.features.sum(1), dim=1)),
-    }
-    moves = _compute_moves(parts, source.sites, next(stream(shifted, labels, seed)))
-    return PlaneData(diagrams, traces, moves, source.sites.temperature("vd"))
+    return split(source.model), source.sites
 
 
-def _build_adapters(parts: SplitModel, sites: Sites) -> dict[str, Adapter]:
-    upright, four = parts.upright(VIEWS), AggregatedViews(parts, VIEWS)
-    plain: dict[str, tuple[str, nn.Module]] = {
-        "source": ("source", upright),
-        "t3a": ("t3a", upright),
-        "bn": ("bn", upright),
-        "SLA + source": ("source", four),
-        "SLA + bn": ("bn", four),
-    }
-    adapters = {name: create(method, model) for name, (method, model) in plain.items()}
-    adapters["tent"] = create("tent", upright, lr=PLANE_LR, optimizer="sgd")
-    for name in ("vd", "civd", "ttvd"):
-        adapters[name] = create(name, parts, sites=sites, lr=PLANE_LR)
-    return adapters
+def show_curves(results: Results) -> Exhibit:
+    """Adaptation curves and reliability diagrams."""
+    labels = [entry.label for entry in results.entries]
+    shown = [label for label in CURVES if label in labels]
+    checked = [label for label in CALIBRATED if label in labels]
+    panels = [_show_domain(results, domain, shown) for domain in results.domains]
+    diagrams = [_show_reliability(results, results.domains[0], label) for label in checked]
+    caption = (
+        "Above, the error over all digits seen so far: what falls from left to right is what is learned on the way, "
+        "what differs at the first batch is statistics and views. Below, accuracy by confidence: bars on the dashed "
+        "line mean that a stated confidence can be believed, hatching is the gap, and the grey bars show where the "
+        "predictions are."
+    )
+    strips = (
+        Strip(panels, 3, "Error along the stream (a line that is off the scale is named at the top)"),
+        Strip(diagrams, 4, f"Reliability on {results.domains[0].label}"),
+    )
+    return Exhibit("Along the stream, and is the confidence true?", caption, strips)
 
 
-def _compute_moves(parts: SplitModel, sites: Sites, batch: tuple[Tensor, Tensor]) -> dict[str, Move]:
-    """Where the features of one batch go: by its statistics, and then by gradient steps."""
-    x, labels = batch[0][:MOVED], batch[1][:MOVED].numpy()
-    turned = rotate(x, VIEWS)
-    with torch.no_grad():
-        fixed = parts.features(x)
-    moves = {}
-    for name, images, classes in (("vd", x, labels), ("ttvd", turned, np.tile(labels, VIEWS))):
-        adapter = create(name, parts, sites=sites, lr=MOVE_LR[name], steps=MOVE_STEPS)
-        assert isinstance(adapter.model, SplitModel)
-        with torch.no_grad():
-            before = adapter.model.features(images).double().numpy()
-        adapter(x)
-        with torch.no_grad():
-            after = adapter.model.features(images).double().numpy()
-        moves[name] = Move(before, after, classes)
-    return {"bn": Move(fixed.double().numpy(), moves["vd"].before, labels), **moves}
+def _show_domain(results: Results, domain: Domain, labels: Sequence[str]) -> Panel:
+    curves = {label: results.records[label, domain.label].curve().numpy() for label in labels}
+    ends = sorted(float(curve[-1]) for curve in curves.values())
+    # The unadapted model can be many times worse than all others; it must not flatten them.
+    crowd = [end for end in ends if end <= 3 * float(np.median(ends))]
+    top = min(1.0, 1.35 * max(*crowd, 0.02))
+    ax = plot_curves(curves, new_panel(CURVE), top=top, strong=OURS)
+    ax.set_title(domain.label)
+    return Panel(encode(ax), f"Error so far on {domain.label}, by method")
+
+
+def _show_reliability(results: Results, domain: Domain, label: str) -> Panel:
+    metrics = results.records[label, domain.label].metrics()
+    ax = plot_reliability(metrics.reliability(), new_panel(RELIABILITY))
+    ax.set_title(f"{label}: ECE {metrics.compute()['ece']:.1%}")
+    return Panel(encode(ax), f"Reliability diagram of {label} on {domain.label}")

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ttvd.adapters import Adapter, create
-from ttvd.bench import Interval, Record, Row, paired_difference, run
+from ttvd.bench import Interval, Record, Row, paired_difference, run, spec
 from ttvd.data.corruptions import corrupt
 from ttvd.data.digits import split_digits
 from ttvd.data.streams import batches, iid
@@ -19,17 +19,8 @@ from ttvd.models.zoo import Source, load
 BATCH = 64
 
 
-@dataclass(frozen=True)
-class Domain:
+class Domain(spec.Domain):
     """A corruption at a severity, with ImageNet-C's constants: CIFAR's are too mild for white on black."""
-
-    corruption: str
-    severity: int
-
-    @property
-    def label(self) -> str:
-        """For tables."""
-        return f"{self.corruption.replace('_', ' ')} {self.severity}"
 
     def apply(self, images: Tensor, seed: int) -> Tensor:
         """The corrupted images."""

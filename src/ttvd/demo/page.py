@@ -13,19 +13,13 @@ import torch
 from ttvd.adapters import methods
 from ttvd.data.digits import split_digits
 from ttvd.data.streams import iid, order_hash
-from ttvd.demo.evidence import OURS, show_curves, show_sample
-from ttvd.demo.exhibits import show_partitions, show_structures, show_subtraction
-from ttvd.demo.figures import compute_plane
+from ttvd.demo.figures import OURS, draw_figures
 from ttvd.demo.job import BATCH, Entry, Results
-from ttvd.demo.planes import Plane
-from ttvd.demo.samples import find_sample
 from ttvd.files import open_atomic
-from ttvd.report.page import Cell, Exhibit, Page, Table, render
-from ttvd.report.style import house_style
+from ttvd.report.page import Cell, Page, Table, render
 
 TITLE = "Corrupted digits: adapting a classifier while it is used"
 RIVALS = ("source", "bn", "SLA + bn", "SLA + tent")
-SEARCHED = 1024  # digits among which the sample of the sample analysis is looked for
 
 
 def write_page(results: Results, path: Path, *, folder: Path | None = None, quick: bool = False) -> Path:
@@ -41,7 +35,7 @@ def write_page(results: Results, path: Path, *, folder: Path | None = None, quic
         The path.
     """
     source, _, images, labels = split_digits()
-    exhibits = _draw_exhibits(results, images, labels, folder, quick)
+    exhibits = draw_figures(results, images, labels, folder=folder, quick=quick)
     page = Page(
         TITLE,
         _write_lead(results),
@@ -54,21 +48,6 @@ def write_page(results: Results, path: Path, *, folder: Path | None = None, quic
     with open_atomic(path) as file:
         file.write(render(page).encode())
     return path
-
-
-def _draw_exhibits(
-    results: Results, images: torch.Tensor, labels: torch.Tensor, folder: Path | None, quick: bool
-) -> list[Exhibit]:
-    few = (labels < 3).nonzero()[:, 0][: 3 * BATCH if quick else None]
-    data = compute_plane(images[few], labels[few], folder=folder, seed=results.seed)
-    searched, domain = slice(4 * BATCH if quick else SEARCHED), results.domains[0]
-    sample = find_sample(images[searched], labels[searched], domain, folder=folder, seed=results.seed)
-    with house_style():
-        plane = Plane(data, 200 if quick else 400)
-        exhibits = [show_partitions(plane), show_subtraction(plane), show_structures(plane)]
-        if sample is not None:
-            exhibits.append(show_sample(sample, domain))
-        return [*exhibits, show_curves(results)]
 
 
 def make_table(results: Results) -> Table:

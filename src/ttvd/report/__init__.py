@@ -7,6 +7,10 @@ They need the extra ``report``.
 - `planes`: diagrams in the plane, features on them, and how features move.
 - `curves`: error along a stream, and reliability diagrams.
 - `samples`: how the diagrams judge a single image.
+- `figures`: from the figures of a store, which need no model any more, to exhibits of a page.
 - `streams`, `contact_sheet`: which class comes when, and what corruptions look like.
-- `page`: one self-contained HTML page.
+- `page`: what pages are made of, and the demo's; `document`: a long page with chapters.
+- `results`: the numbers of a study; `tables`, `duels`, `charts`, `pictures`: what is made of them.
+- `study_page`: the page of a store, chapters by `study_section`, `provenance` and `gallery`; `diff`: what changed.
+- `export`: tables as Markdown, LaTeX and CSV.
 """

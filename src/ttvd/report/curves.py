@@ -18,7 +18,14 @@ Floats = npt.NDArray[np.float64]
 
 
 def plot_curves(
-    curves: Mapping[str, Floats], ax: Axes, *, top: float = 1.0, strong: str | None = None
+    curves: Mapping[str, Floats],
+    ax: Axes,
+    *,
+    top: float = 1.0,
+    bottom: float = 0.0,
+    strong: str | None = None,
+    named: bool = True,
+    colours: Mapping[str, str] | None = None,
 ) -> Axes:
     """Draw the error over all samples seen so far against the number of batches, each line named at its end.
 
@@ -26,7 +33,10 @@ def plot_curves(
         curves: Error in [0, 1] after each batch, by name, as ``Record.curve`` gives it.
         ax: Axes to draw on.
         top: Highest error shown. A line that ends above it is named at the upper edge, with its last value.
+        bottom: Lowest error shown.
         strong: Name of the line that is drawn thicker.
+        named: Whether there is room for the names; without them, colours must be explained elsewhere.
+        colours: Of the lines, by name; the palette's in order unless given.
 
     Example:
         >>> from matplotlib.figure import Figure
@@ -34,24 +44,30 @@ def plot_curves(
         >>> ax.lines[0].get_ydata().tolist(), ax.texts[0].get_text()
         ([50.0, 25.0], 'bn 25.0')
     """
-    colours = line_colours(list(curves))
+    from matplotlib.ticker import MaxNLocator
+
+    colours = line_colours(list(curves)) if colours is None else colours
     last = max(len(curve) for curve in curves.values())
     ends = {name: 100 * float(curve[-1]) for name, curve in curves.items()}
-    inside = {name: end for name, end in ends.items() if end <= 100 * top}
-    places = dict(zip(inside, spread(list(inside.values()), gap=5.4 * top), strict=True))
+    ranked = sorted(ends, key=lambda name: ends[name])  # names above the picture keep their order
+    heights = [min(ends[name], 100 * top) for name in ranked]
+    places = dict(zip(ranked, spread(heights, gap=5.4 * (top - bottom)), strict=True))
     for name, curve in curves.items():
         bold = name == strong
         ax.plot(
             np.arange(1, len(curve) + 1), 100 * curve, color=colours[name], linewidth=2.8 if bold else 1.6
         )
-        above = name not in inside
-        text = f"{name} {ends[name]:.1f}" + (" ↑" if above else "")
-        y = 100 * top if above else places[name]
+        if not named:
+            continue
+        text = f"{name} {ends[name]:.1f}" + (" ↑" if ends[name] > 100 * top else "")
         weight = "bold" if bold else "normal"
-        ax.text(last * 1.02, y, text, color=colours[name], fontsize=9, fontweight=weight, va="center")
-    ax.set(xlim=(1, last), ylim=(0, 100 * top), xlabel="batches seen", ylabel="error so far (%)")
+        ax.text(
+            last * 1.02, places[name], text, color=colours[name], fontsize=9, fontweight=weight, va="center"
+        )
+    ax.set(xlim=(1, last), ylim=(100 * bottom, 100 * top), xlabel="batches seen", ylabel="error so far (%)")
     ax.spines[["top", "right"]].set_visible(False)
     ax.grid(axis="y", color=FAINT, linewidth=0.7)
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     return ax
 
 

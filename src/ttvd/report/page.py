@@ -1,4 +1,4 @@
-"""One self-contained HTML page: pictures, styles and script are inside, so that it opens without a network."""
+"""What pages are made of, and how they become HTML: pictures, styles and script are inside, nothing is loaded."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import base64
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ttvd.report.style import house_style
 
@@ -55,6 +55,8 @@ class Exhibit:
         details: How it was drawn, in small print below.
     """
 
+    kind: ClassVar[str] = "exhibit"
+
     title: str
     caption: str
     strips: Sequence[Strip]
@@ -64,25 +66,94 @@ class Exhibit:
 
 @dataclass(frozen=True)
 class Cell:
-    """An entry of a table: what is shown, what it is sorted by, and whether it is the best of its column."""
+    """An entry of a table.
+
+    Attributes:
+        text: What is shown.
+        value: What it is sorted by; an empty string where there is nothing, which always comes last.
+        best: Whether it is the best of its column.
+        note: Small print below it, such as the spread over seeds.
+        hint: Where it comes from, in a line, shown on hover.
+        link: Place on the page where that is told in full, such as ``"#runs"``.
+        marked: Whether it is the best of its column among those that the caption speaks of.
+        tone: ``"better"`` or ``"worse"`` for a change, which then has a colour.
+    """
 
     text: str
     value: float | str
     best: bool = False
+    note: str = ""
+    hint: str = ""
+    link: str = ""
+    marked: bool = False
+    tone: str = ""
+
+
+MISSING = Cell("-", "", hint="no run")
+"""Where a number should be and is not."""
+
+
+@dataclass(frozen=True)
+class Heading:
+    """Of a column.
+
+    Attributes:
+        text: Its name.
+        note: Small print below it.
+        under: What the small print below the cells is, for files that give it a column of its own.
+    """
+
+    text: str
+    note: str = ""
+    under: str = "±"
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table that readers can sort: a heading for each column, and rows of cells."""
+    """A table that readers can sort.
 
-    headings: Sequence[str]
+    Attributes:
+        headings: One for each column.
+        rows: Of cells.
+        caption: What it shows.
+        spans: Headings above the headings, each with the number of columns below it; empty for none.
+        anchors: Names of the rows that links lead to; empty for none.
+        name: Of the files that hold this table; tables without a name are on the page only.
+        heads: Whether the first cell of each row is its heading, which stays in sight.
+        tags: Of the rows, by which readers can hide some; empty for none.
+    """
+
+    kind: ClassVar[str] = "table"
+
+    headings: Sequence[str | Heading]
     rows: Sequence[Sequence[Cell]]
     caption: str = ""
+    spans: Sequence[tuple[str, int]] = ()
+    anchors: Sequence[str] = ()
+    name: str = ""
+    heads: bool = False
+    tags: Sequence[str] = ()
+
+    def titles(self) -> list[Heading]:
+        """The headings, all in their full form."""
+        return [Heading(heading) if isinstance(heading, str) else heading for heading in self.headings]
+
+    def wordy(self) -> list[bool]:
+        """For each column: whether it holds words, which are set to the left.
+
+        Example:
+            >>> Table(["method", "error"], [[Cell("bn", "bn"), Cell("0.5", 0.5)]]).wordy()
+            [True, False]
+        """
+        return [
+            any(isinstance(row[number].value, str) and row[number].value for row in self.rows)
+            for number in range(len(self.headings))
+        ]
 
 
 @dataclass(frozen=True)
 class Page:
-    """All that a page holds.
+    """All that the demo's page holds.
 
     Attributes:
         title: Its heading.
@@ -129,6 +200,11 @@ def render(page: Page) -> str:
         >>> "a &lt; b" in render(page)
         True
     """
+    return fill("demo.html.jinja", page=page)
+
+
+def fill(template: str, **values: Any) -> str:
+    """A template of this package with values, all of which are escaped."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(
@@ -138,4 +214,4 @@ def render(page: Page) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    return environment.get_template("demo.html.jinja").render(page=page)
+    return environment.get_template(template).render(**values)

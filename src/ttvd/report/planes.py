@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
-from ttvd.geometry import Diagram, cells
-from ttvd.report.style import FAINT, INK, class_colour, lighten
+from ttvd.geometry import Diagram, cells, grid_labels
+from ttvd.report.style import FAINT, INK, MUTED, PALETTE, class_colour, lighten
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -21,6 +22,14 @@ Box = tuple[float, float, float, float]
 
 PATHS = 4000
 """Most points that are drawn as paths."""
+
+SHORT = 3
+"""Letters of a name that fits on a site."""
+
+NAMED = 0.01
+"""Share of a picture above which a region gets a name."""
+
+SIDES = (("right", "left"), ("top", "bottom"))
 
 PALE, DEEP = 0.78, 0.42
 """How much white is in the colour of a cell, and in the part of it that a filter keeps."""
@@ -35,6 +44,20 @@ class Grid(NamedTuple):
     values: npt.NDArray[np.float64] | npt.NDArray[np.int64]
     xs: Floats
     ys: Floats
+
+
+def find_box(points: Floats, sites: Floats, *, margin: float = 0.04) -> Box:
+    """A square that holds nearly all points (n, 2) and every site (s, 2), with a margin as a share of its side."""
+    low, high = np.quantile(points, [0.003, 0.997], axis=0)
+    low, high = np.minimum(low, sites.min(0)), np.maximum(high, sites.max(0))
+    middle, half = (low + high) / 2, float((high - low).max()) / 2 * (1 + margin)
+    return middle[0] - half, middle[1] - half, middle[0] + half, middle[1] + half
+
+
+def label_nearest(diagram: Diagram, box: Box, resolution: int) -> Grid:
+    """The class of the nearest site (by the power distance, if there are weights) at the points of a grid."""
+    labels, xs, ys = grid_labels(Diagram(diagram.sites, diagram.weights), box, resolution)
+    return Grid(labels // diagram.views, xs, ys)
 
 
 def plot_cells(diagram: Diagram, ax: Axes, *, box: Box) -> Axes:
@@ -75,24 +98,35 @@ def plot_boundaries(diagram: Diagram, ax: Axes, *, box: Box, style: str = "-", c
     return _frame(ax, box)
 
 
-def plot_regions(grid: Grid, ax: Axes, *, kept: Mask | None = None) -> Axes:
+def plot_regions(grid: Grid, ax: Axes, *, kept: Mask | None = None, palette: Sequence[str] = PALETTE) -> Axes:
     """Fill the classes of a grid, whose walls may be curves; where a mask is given, what it keeps is deeper.
 
     Args:
         grid: Class of each point.
         ax: Axes to draw on.
         kept: (r, r) mask; None draws all points alike.
+        palette: Colours of the classes; after the last they repeat.
     """
     from matplotlib.colors import to_rgb
 
     labels = grid.values.astype(np.int64)
     count = int(labels.max()) + 1
-    table = np.array(
-        [[to_rgb(lighten(class_colour(k), share)) for k in range(count)] for share in (PALE, DEEP)]
-    )
+    colours = [palette[k % len(palette)] for k in range(count)]
+    table = np.array([[to_rgb(lighten(colour, share)) for colour in colours] for share in (PALE, DEEP)])
     depth = np.zeros_like(labels) if kept is None else kept.astype(np.int64)
     ax.imshow(table[depth, labels], origin="lower", extent=_extent(grid), interpolation="nearest", zorder=0)
     return _frame(ax, _box(grid))
+
+
+def name_regions(grid: Grid, ax: Axes, *, names: Mapping[int, str]) -> Axes:
+    """Write names on the regions of a grid that are large enough for one, each in the middle of its region."""
+    for label, name in names.items():
+        inside = np.argwhere(grid.values == label)
+        if len(inside) > NAMED * grid.values.size:
+            row, column = inside[np.square(inside - inside.mean(0)).sum(1).argmin()]
+            text: Any = {"color": MUTED, "fontsize": 9, "ha": "center", "va": "center"}
+            ax.text(grid.xs[column], grid.ys[row], name, zorder=1, clip_on=True, **text)
+    return ax
 
 
 def plot_contours(grid: Grid, ax: Axes, *, style: str = "-", colour: str = INK) -> Axes:
@@ -146,7 +180,7 @@ def plot_points(points: Floats, labels: Labels, ax: Axes, *, wrong: Mask | None 
 
 
 def plot_sites(diagram: Diagram, ax: Axes, *, names: Sequence[str]) -> Axes:
-    """Put the sites on the plane, each with the name of its class.
+    """Put the sites on the plane, each with the name of its class: on it if all names are short, beside it if not.
 
     Args:
         diagram: Two-dimensional.
@@ -154,10 +188,23 @@ def plot_sites(diagram: Diagram, ax: Axes, *, names: Sequence[str]) -> Axes:
         names: Of the classes.
     """
     groups = range(diagram.num_sites) if diagram.groups is None else diagram.groups.tolist()
-    for label, (x, y) in zip(groups, diagram.sites.tolist(), strict=True):
-        box = {"boxstyle": "circle,pad=0.18", "facecolor": class_colour(label), "edgecolor": "white"}
+    short, middle = max(map(len, names)) <= SHORT, diagram.sites.mean(0)
+    for label, place in zip(groups, diagram.sites, strict=True):
+        x, y = place.tolist()
+        shape = "circle,pad=0.18" if short else "round,pad=0.25"
         text: Any = {"color": "white", "fontsize": 8, "fontweight": "bold", "ha": "center", "va": "center"}
-        ax.text(x, y, names[label], bbox=box, zorder=5, clip_on=True, **text)
+        text["bbox"] = {"boxstyle": shape, "facecolor": class_colour(label), "edgecolor": "white"}
+        if short:
+            ax.text(x, y, names[label], zorder=5, clip_on=True, **text)
+        else:
+            ax.scatter([x], [y], s=60, marker="D", c=class_colour(label), edgecolors="white", zorder=5)
+            away = torch.nn.functional.normalize(place - middle, dim=0).tolist()
+            text["ha"], text["va"] = (
+                _align(float(step), *sides) for step, sides in zip(away, SIDES, strict=True)
+            )
+            ax.annotate(
+                names[label], (x, y), (9 * away[0], 9 * away[1]), textcoords="offset points", zorder=6, **text
+            )
     return ax
 
 
@@ -177,6 +224,11 @@ def plot_moves(before: Floats, after: Floats, labels: Labels, ax: Axes) -> Axes:
     ax.scatter(before[:, 0], before[:, 1], s=9, c="white", edgecolors=colours, linewidths=0.8, zorder=2)
     ax.quiver(*before.T, *step.T, color=colours, zorder=3, **scaling, **heads)
     return ax
+
+
+def _align(step: float, before: str, after: str) -> str:
+    """How a text that is moved by a step is aligned, so that it does not cover what it was moved away from."""
+    return after if step > 0.5 else before if step < -0.5 else "center"
 
 
 def _extent(grid: Grid) -> Box:

@@ -16,8 +16,14 @@ if TYPE_CHECKING:
 Floats = npt.NDArray[np.float64]
 
 
+NAMED = 20
+"""Up to so many classes, each has its name below its bar."""
+
+
 def plot_image(pixels: Floats, ax: Axes) -> Axes:
-    """Show a grey image (h, w) in [0, 1] without ticks."""
+    """Show an image in [0, 1] without ticks: grey (h, w) or (h, w, 1), or in colours (h, w, 3)."""
+    if pixels.shape[2:] == (1,):
+        pixels = pixels[:, :, 0]
     ax.imshow(pixels, cmap="gray", vmin=0, vmax=1, interpolation="nearest")
     ax.set(xticks=[], yticks=[])
     ax.spines[:].set_visible(False)
@@ -47,7 +53,14 @@ def plot_bars(values: Floats, ax: Axes, *, truth: int, chosen: int, names: Seque
     colours[chosen] = WRONG
     colours[truth] = RIGHT
     ax.bar(places, values, color=colours, width=0.72)
-    ax.set_xticks(places, names)
+    if len(values) > NAMED:  # too thin to be seen: the two that matter are drawn again, wider
+        marked = [chosen, truth] if chosen != truth else [truth]
+        ax.bar(marked, values[marked], color=[colours[k] for k in marked], width=0.016 * len(values))
+        ax.set_xticks(marked, [names[k] for k in marked], rotation=20, ha="right", rotation_mode="anchor")
+    elif max(map(len, names)) > 2:
+        ax.set_xticks(places, names, rotation=90)
+    else:
+        ax.set_xticks(places, names)
     ax.set(ylabel=label, xlim=(-0.6, len(values) - 0.4))
     ax.spines[["top", "right"]].set_visible(False)
     ax.tick_params(axis="x", length=0)

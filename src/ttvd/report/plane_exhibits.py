@@ -1,24 +1,27 @@
-"""The paper's three figures on the demo's plane model, with what to see in them. All numbers come from the data."""
+"""The paper's three figures on a plane of features, with what to see in them. All numbers come from the data."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 
-from ttvd.data.corruptions import describe
-from ttvd.demo.figures import GAMMA, MOVE_LR, MOVE_STEPS, MOVED, PLANE_DOMAIN, PLANE_LR, VIEWS, Floats, Labels
-from ttvd.demo.planes import NAMES, TURNED, Plane
+from ttvd.bench.figures.values import Description, Floats, Labels, PlaneData
 from ttvd.geometry import Diagram, margin, power_distances
 from ttvd.report import planes
+from ttvd.report.feature_plane import TURNED, Plane
+from ttvd.report.naming import find_noun, list_names, name_class, tell_images
 from ttvd.report.page import Exhibit, Panel, Strip, encode
 from ttvd.report.style import class_colour, new_panel
 
-KEY = (*((class_colour(k), f"digit {name}") for k, name in enumerate(NAMES)), ("ring", "misclassified"))
 PARTITIONS = (
     ("vd", "Voronoi", "source"),
     ("pd", "power", "source"),
     ("civd", "cluster-induced", "SLA + source"),
+    ("cipd", "power clusters", "SLA + source"),
 )
 RUNS = (
     ("source", "pd", "before"),
@@ -30,36 +33,44 @@ RUNS = (
     ("civd", "civd", "CIVD"),
     ("ttvd", "cipd", "TTVD"),
 )
-MOVES = (
-    ("bn", "vd", "statistics of the batch"),
-    ("vd", "vd", f"VD, {MOVE_STEPS} steps"),
-    ("ttvd", "cipd", f"TTVD, {MOVE_STEPS} steps"),
-)
+
+
+def draw_plane(facts: Description, arrays: Mapping[str, Any], resolution: int = 400) -> list[Exhibit]:
+    """The paper's Figures 1, 2 and 3."""
+    plane = Plane(PlaneData.from_arrays(arrays), facts, resolution)
+    return [show_partitions(plane), show_subtraction(plane), show_structures(plane)]
+
+
+def _make_key(plane: Plane) -> list[tuple[str, str]]:
+    named = [(class_colour(k), name_class(name)) for k, name in enumerate(plane.names)]
+    return [*named, ("ring", "misclassified")]
 
 
 def show_partitions(plane: Plane) -> Exhibit:
     """The paper's Figure 1."""
+    facts, noun = plane.facts, find_noun(plane.names)
     error = {name: trace.error for name, trace in plane.data.traces.items()}
-    noise = describe(PLANE_DOMAIN.corruption, PLANE_DOMAIN.severity, "imagenet")["scale"]
     caption = (
-        f"A small network squeezes each digit into two numbers, so its feature space can be drawn: gaussian noise "
+        f"A small network squeezes each {noun} into two numbers, so its feature space can be drawn: {facts['domain']} "
         f"pushes the features across the walls of every diagram (A). In B, T3A moves the walls and all others move the "
         f"features; statistics of the batch alone bring the error from {error['source']:.1%} to {error['bn']:.1%}, and "
-        f"looking at all four rotations brings it to {error['civd']:.1%} (CIVD) and {error['ttvd']:.1%} (TTVD)."
+        f"looking at all {facts['views']} rotations brings it to {error['civd']:.1%} (CIVD) and {error['ttvd']:.1%} "
+        "(TTVD)."
     )
+    views, grid = facts["views"], f"{plane.resolution} x {plane.resolution} points"
     details = (
-        f"Digits 0 to 2, ImageNet-C's gaussian noise of severity {PLANE_DOMAIN.severity} (standard deviation {noise}). "
-        f"Gradient methods use SGD with learning rate {PLANE_LR:g}; here their steps add little, batch statistics of "
-        f"four views alone reach {error['SLA + bn']:.1%}. Cells are exact, but for the cluster-induced diagram: "
-        f"exponent {GAMMA:g} on {plane.resolution} x {plane.resolution} points. The sites of the power diagrams lie "
-        f"close to the origin of the features and are left out. With four views each of {TURNED} digits is drawn "
-        f"{VIEWS} times, with a ring in B where the joint prediction is wrong."
+        f"{noun.capitalize()}s {list_names(plane.names)}; {tell_images(facts)}. Gradient methods use SGD with learning "
+        f"rate {facts['lr']:g}; batch statistics of {views} views alone, without a step, reach "
+        f"{error['SLA + bn']:.1%}. Cells are exact, but for the cluster-induced diagram: exponent {facts['gamma']:g} "
+        f"on {grid}. The sites of the power diagrams lie close to the origin of the features and are left out. With "
+        f"{views} views each of {TURNED} {noun}s is drawn {views} times, with a ring in B where the joint prediction "
+        "is wrong."
     )
     strips = (
         Strip(
             [_show_partition(plane, *partition) for partition in PARTITIONS],
-            3,
-            "A. Three ways to cut the plane, over the features of the unadapted model",
+            4,
+            "A. Four ways to cut the plane, over the features of the unadapted model",
         ),
         Strip(
             [_show_run(plane, *run) for run in RUNS],
@@ -67,14 +78,15 @@ def show_partitions(plane: Plane) -> Exhibit:
             "B. Features at the moment of prediction, the cells of each method, and its error over the stream",
         ),
     )
-    return Exhibit("Cells in the feature plane (the paper's Figure 1)", caption, strips, KEY, details)
+    title = "Cells in the feature plane (the paper's Figure 1)"
+    return Exhibit(title, caption, strips, _make_key(plane), details)
 
 
 def _show_partition(plane: Plane, name: str, title: str, run: str) -> Panel:
     trace = plane.data.traces[run]
     wrong = plane.misplaced(trace, name)
     ax = plane.scatter(trace, plane.ground(name, f"{title}: {wrong.mean():.0%} misplaced"), wrong)
-    return Panel(encode(ax), f"{title} diagram over the features of noisy digits")
+    return Panel(encode(ax), f"{title} diagram over the features of corrupted {find_noun(plane.names)}s")
 
 
 def _show_run(plane: Plane, name: str, ground: str, title: str) -> Panel:
@@ -86,10 +98,10 @@ def _show_run(plane: Plane, name: str, ground: str, title: str) -> Panel:
 
 def show_subtraction(plane: Plane) -> Exhibit:
     """The paper's Figure 2."""
-    voronoi = plane.data.diagrams["vd"]
-    ax = planes.plot_entropy(plane.entropy(), new_panel((3.6, 4.4)), classes=len(NAMES))
+    voronoi, noun = plane.data.diagrams["vd"], find_noun(plane.names)
+    ax = planes.plot_entropy(plane.entropy(), new_panel((3.6, 4.4)), classes=len(plane.names))
     planes.plot_boundaries(voronoi, ax, box=plane.box, colour="white")
-    planes.plot_sites(voronoi, ax, names=NAMES)
+    planes.plot_sites(voronoi, ax, names=plane.names)
     ax.set_title("entropy of the soft labels")
     panels = [
         Panel(encode(ax), "Entropy landscape of the Voronoi diagram"),
@@ -101,17 +113,18 @@ def show_subtraction(plane: Plane) -> Exhibit:
     caption = (
         f"Left: the entropy of a soft label is high along the walls and falls quickly towards the sites. Middle and "
         f"right: walls of the Voronoi diagram are dashed, of the power diagram solid; samples outside the deep region, "
-        f"where the two disagree (dots), are not used to adapt. Of the {count} digits that this drops in the middle, "
+        f"where the two disagree (dots), are not used to adapt. Of the {count} {noun}s that this drops in the middle, "
         f"{lost.mistakes.sum()} are misclassified; of the {count} with the highest entropy, "
         f"{plane.count_uncertain_mistakes('bn', count)} are."
     )
     details = (
-        f"Soft labels: softmax(-distance / {plane.data.tau:.2f}), the temperature fitted on held-out source digits. "
-        f"Misclassified: by the head, with batch statistics; {lost.total} digits, upright, in the middle. On the right "
-        f"the nearest of each class's {VIEWS} sites decides, and all rotations of each digit count."
+        f"Soft labels: softmax(-distance / {plane.facts['tau']:.2f}), the temperature fitted on held-out source data. "
+        f"Misclassified: by the head, with batch statistics; {lost.total} {noun}s, upright, in the middle. On the "
+        f"right the nearest of each class's {plane.facts['views']} sites decides, and all rotations of each {noun} "
+        "count."
     )
     title = "Which samples to trust (the paper's Figure 2)"
-    return Exhibit(title, caption, (Strip(panels, 3),), KEY, details)
+    return Exhibit(title, caption, (Strip(panels, 3),), _make_key(plane), details)
 
 
 def _show_kept(plane: Plane, voronoi: str, power: str, run: str) -> Panel:
@@ -120,14 +133,15 @@ def _show_kept(plane: Plane, voronoi: str, power: str, run: str) -> Panel:
     planes.plot_contours(solid, planes.plot_contours(dashed, ax, style="--"))
     dropped = plane.subtract(voronoi, power, run)
     planes.plot_points(dropped.points, dropped.labels, ax, wrong=dropped.mistakes)
-    planes.plot_sites(plane.data.diagrams[voronoi], ax, names=NAMES)
-    sites = "one site" if voronoi == "vd" else f"{VIEWS} sites"
+    planes.plot_sites(plane.data.diagrams[voronoi], ax, names=plane.names)
+    sites = "one site" if voronoi == "vd" else f"{plane.facts['views']} sites"
     ax.set_title(f"{sites} a class: {dropped.kept:.0%} kept")
     return Panel(encode(ax), f"Region on which Voronoi and power diagram agree, {sites} a class")
 
 
 def show_structures(plane: Plane) -> Exhibit:
     """The paper's Figure 3."""
+    facts, noun, views = plane.facts, find_noun(plane.names), plane.facts["views"]
     four, walls = plane.data.traces["SLA + bn"], plane.data.diagrams["vd"]
     panels = []
     for name in ("vd", "civd", "cipd"):
@@ -139,24 +153,31 @@ def show_structures(plane: Plane) -> Exhibit:
     pulled = plane.data.moves["ttvd"]
     loss = [_measure_loss(z, pulled.labels, plane.data.diagrams["cipd"]) for z in pulled[:2]]
     caption = (
-        f"VD has one site for each digit, of its upright view, and cuts through the rotated ones; CIVD gives each "
-        f"digit a cluster of {VIEWS} sites and bends its walls around it; CIPD takes weighted sites from the head. "
+        f"VD has one site for each {noun}, of its upright view, and cuts through the rotated ones; CIVD gives each "
+        f"{noun} a cluster of {views} sites and bends its walls around it; CIPD takes weighted sites from the head. "
         f"Below, a batch is brought back by its own statistics; then the VD loss pushes it away from the walls (mean "
         f"distance {away[0]:.1f} before, {away[1]:.1f} after), and TTVD pulls each view towards the cell of the agreed "
-        f"digit and its known rotation (mean cross-entropy to the true one {loss[0]:.2f} before, {loss[1]:.2f} after)."
+        f"{noun} and its known rotation (mean cross-entropy to the true one {loss[0]:.2f} before, {loss[1]:.2f} after)."
     )
+    rates = facts["move_lr"]
     details = (
-        f"Features of all four rotations, with batch statistics. CIVD: joint influence with exponent {GAMMA:g} on "
-        f"{plane.resolution} x {plane.resolution} points. CIPD: exact cells of its {VIEWS * len(NAMES)} pairs of digit "
-        f"and rotation. Arrows: {MOVE_STEPS} steps on a batch of {MOVED} with learning rates that make the direction "
-        f"visible, {MOVE_LR['vd']:g} (VD) and {MOVE_LR['ttvd']:g} (TTVD)."
+        f"Features of all {views} rotations, with batch statistics. CIVD: joint influence with exponent "
+        f"{facts['gamma']:g} on {plane.resolution} x {plane.resolution} points. CIPD: exact cells of its "
+        f"{views * len(plane.names)} pairs of {noun} and rotation. Arrows: {facts['move_steps']} steps on a batch of "
+        f"{facts['moved']} with learning rates that make the direction visible, {rates['vd']:g} (VD) and "
+        f"{rates['ttvd']:g} (TTVD)."
+    )
+    moves = (
+        ("bn", "vd", "statistics of the batch"),
+        ("vd", "vd", f"VD, {facts['move_steps']} steps"),
+        ("ttvd", "cipd", f"TTVD, {facts['move_steps']} steps"),
     )
     strips = (
         Strip(panels, 3, "The same features on three diagrams"),
-        Strip([_show_move(plane, *move) for move in MOVES], 3, "How one batch moves"),
+        Strip([_show_move(plane, *move) for move in moves], 3, "How one batch moves"),
     )
     title = "From one site to weighted clusters (the paper's Figure 3)"
-    return Exhibit(title, caption, strips, KEY[:-1], details)
+    return Exhibit(title, caption, strips, _make_key(plane)[:-1], details)
 
 
 def _show_move(plane: Plane, name: str, ground: str, title: str) -> Panel:

@@ -1,4 +1,4 @@
-"""Drawing on the plane of the model with two features: its diagrams, and the runs on them."""
+"""Drawing on the plane of a model with two features: its diagrams, and the runs on them."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import torch
 
-from ttvd.demo.figures import GAMMA, Floats, Labels, PlaneData, Trace
+from ttvd.bench.figures.values import Description, Floats, Labels, Mask, PlaneData, Trace
 from ttvd.geometry import Diagram, assign, distances, grid_labels, soft_labels
 from ttvd.report import planes
-from ttvd.report.planes import Box, Grid, Mask
+from ttvd.report.planes import Box, Grid
 from ttvd.report.style import new_panel
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-NAMES = ("0", "1", "2")
-TURNED = 150  # digits of each picture that shows all their views; more would hide each other
+TURNED = 150
+"""Images of each picture that shows all their views; more would hide each other."""
 
 
 class Dropped(NamedTuple):
@@ -42,32 +42,34 @@ class Plane:
 
     Attributes:
         data: Diagrams and runs.
+        facts: What is known of them: ``classes``, ``gamma``, ``tau``, ``views`` and others.
         resolution: Grid points per side, where cells have curved walls.
     """
 
     data: PlaneData
+    facts: Description
     resolution: int = 400
+
+    @property
+    def names(self) -> list[str]:
+        """Of the classes."""
+        names: list[str] = self.facts["classes"]
+        return names
 
     @cached_property
     def box(self) -> Box:
         """A square that holds nearly all features and every class mean."""
         points = [trace.features.reshape(-1, 2) for trace in self.data.traces.values()]
-        low, high = np.quantile(np.concatenate(points), [0.003, 0.997], axis=0)
-        sites = self.data.diagrams["civd"].sites.numpy()
-        low, high = np.minimum(low, sites.min(0)), np.maximum(high, sites.max(0))
-        middle, half = (low + high) / 2, float((high - low).max()) / 2 * 1.04
-        return middle[0] - half, middle[1] - half, middle[0] + half, middle[1] + half
+        return planes.find_box(np.concatenate(points), self.data.diagrams["civd"].sites.numpy())
 
     @cached_property
     def curved(self) -> Grid:
         """The cluster-induced Voronoi diagram on the grid."""
-        return Grid(*grid_labels(self.data.diagrams["civd"], self.box, self.resolution, GAMMA))
+        return Grid(*grid_labels(self.data.diagrams["civd"], self.box, self.resolution, self.facts["gamma"]))
 
     def nearest(self, name: str) -> Grid:
         """The class of the nearest site of a diagram on the grid, clusters or not."""
-        diagram = self.data.diagrams[name]
-        labels, xs, ys = grid_labels(_split_clusters(diagram), self.box, self.resolution)
-        return Grid(labels // diagram.views, xs, ys)
+        return planes.label_nearest(self.data.diagrams[name], self.box, self.resolution)
 
     def ground(self, name: str, title: str) -> Axes:
         """New axes with the cells of a diagram and, for Voronoi diagrams, its sites."""
@@ -84,11 +86,11 @@ class Plane:
             planes.plot_cells(diagram, ax, box=self.box)
             planes.plot_boundaries(diagram, ax, box=self.box, colour="white")
         if name in ("vd", "civd"):
-            planes.plot_sites(diagram, ax, names=NAMES)
+            planes.plot_sites(diagram, ax, names=self.names)
         return ax
 
     def scatter(self, trace: Trace, ax: Axes, wrong: Mask) -> Axes:
-        """The features of a run; of several views, those of the first digits. ``wrong`` is (v, n)."""
+        """The features of a run; of several views, those of the first images. ``wrong`` is (v, n)."""
         count = TURNED if len(trace.features) > 1 else len(trace.labels)
         points = trace.features[:, :count].reshape(-1, 2)
         labels = np.tile(trace.labels[:count], len(trace.features))
@@ -96,9 +98,13 @@ class Plane:
 
     def misplaced(self, trace: Trace, name: str) -> Mask:
         """(v, n) mask of the features that lie in a cell of another class."""
-        points = torch.from_numpy(trace.features.reshape(-1, 2))
-        found = assign(points, self.data.diagrams[name], GAMMA).numpy().reshape(trace.features.shape[:2])
-        mask: Mask = found != trace.labels
+        points = trace.features.reshape(-1, 2)
+        if name == "civd":
+            joint = assign(torch.from_numpy(points), self.data.diagrams[name], self.facts["gamma"])
+            found: Labels = joint.numpy()
+        else:
+            found = self._name_nearest(points, name)
+        mask: Mask = found.reshape(trace.features.shape[:2]) != trace.labels
         return mask
 
     def subtract(self, voronoi: str, power: str, run: str) -> Dropped:
@@ -125,16 +131,12 @@ class Plane:
 
     def _soften(self, points: Floats) -> Floats:
         """Entropy (n,) of the Voronoi diagram's soft labels."""
-        probs = soft_labels(-distances(torch.from_numpy(points), self.data.diagrams["vd"]), self.data.tau)
-        entropy: Floats = torch.special.entr(probs).sum(1).numpy()
+        away = -distances(torch.from_numpy(points), self.data.diagrams["vd"])
+        entropy: Floats = torch.special.entr(soft_labels(away, self.facts["tau"])).sum(1).numpy()
         return entropy
 
     def _name_nearest(self, points: Floats, name: str) -> Labels:
         diagram = self.data.diagrams[name]
-        labels: Labels = assign(torch.from_numpy(points), _split_clusters(diagram)).numpy() // diagram.views
+        single = Diagram(diagram.sites, diagram.weights)
+        labels: Labels = assign(torch.from_numpy(points), single).numpy() // diagram.views
         return labels
-
-
-def _split_clusters(diagram: Diagram) -> Diagram:
-    """The same sites, each a class of its own."""
-    return Diagram(diagram.sites, diagram.weights)

@@ -1,0 +1,72 @@
+"""``ttvd report``: a store becomes a page, and tables for papers."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from ttvd.bench.store import Store
+    from ttvd.report.document import Document
+
+
+def report(
+    store: Path = typer.Argument(help="File that `ttvd bench` has filled."),
+    out: Path = typer.Option(Path("out/report"), help="Folder for the page and the tables."),
+    against: Path | None = typer.Option(
+        None, "--against", "--since", help="Another store: write what changed since then instead."
+    ),
+    recipe: list[str] = typer.Option([], help="Only this recipe of the store; repeat for more."),
+    reference: str | None = typer.Option(
+        None, help="Line that the others are compared with; the recipe's own if not given."
+    ),
+) -> None:
+    """Write one self-contained page (index.html, or changes.html with --against) and its tables.
+
+    The tables are in OUT/tables as CSV, Markdown and LaTeX (for the package booktabs).
+    """
+    from rich.console import Console
+
+    from ttvd.bench.store import Store
+    from ttvd.cli.needs import require
+
+    for module in ("matplotlib", "jinja2"):
+        require(module, "report")
+    if against is not None and (recipe or reference):
+        raise ValueError("--against compares whole stores; leave --recipe and --reference out")
+    console = Console()
+    with Store(store, create=False, readonly=True) as opened:
+        if against is None:
+            with console.status("Drawing"):
+                page = _make_page(opened, recipe, reference)
+            _write(page, out, "index.html", console)
+            return
+        with Store(against, create=False, readonly=True) as other, console.status("Comparing"):
+            from ttvd.report.diff import make_diff_page
+
+            names = (store.name, against.name) if store.name != against.name else (str(store), str(against))
+            page = make_diff_page(opened, other, names)
+        _write(page, out, "changes.html", console)
+
+
+def _make_page(store: "Store", recipes: list[str], reference: str | None) -> "Document":
+    from ttvd.adapters import methods
+    from ttvd.report.study_page import make_page
+
+    summaries = {name: method.summary for name, method in methods().items()}
+    return make_page(store, recipes, reference=reference, methods=summaries)
+
+
+def _write(page: "Document", out: Path, name: str, console: "Console") -> None:
+    from ttvd.report.study_page import write_report
+
+    first, *tables = write_report(page, out, name)
+    for notice in page.notices:
+        console.print(notice.text, highlight=False, markup=False, soft_wrap=True)
+    if tables:
+        console.print(
+            f"{len(tables)} files of tables in {tables[0].parent.resolve()}", soft_wrap=True, highlight=False
+        )
+    console.print(f"The page to open: [bold]{first.resolve()}[/bold]", soft_wrap=True, highlight=False)

@@ -1,0 +1,76 @@
+"""A small world in colours: pictures of a few classes and a label-augmented model with random weights."""
+
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from ttvd.bench.recipe import Recipe, parse_recipe
+from ttvd.bench.setting import Setting
+from ttvd.bench.supply import Supply
+from ttvd.data.sets import ImageSet
+from ttvd.models.checkpoint import Card, build_model, save_checkpoint
+from ttvd.models.resnet import init_weights
+from ttvd.models.split import split
+from ttvd.models.views import rotate
+from ttvd.source import estimate_sites
+
+NAMES = ("airplane", "bird", "cat", "dog", "frog")
+
+
+def make_pictures(count: int, classes: int, seed: int = 0) -> ImageSet:
+    """Pictures (16 x 16) whose classes are blurred patterns, each with noise of its own."""
+    draw = torch.Generator().manual_seed(seed)
+    patterns = torch.rand(classes, 3, 4, 4, generator=torch.Generator().manual_seed(1))
+    large = nn.functional.interpolate(patterns, 16, mode="bilinear")
+    labels = torch.arange(count) % classes
+    noisy = large[labels] + 0.12 * torch.randn(count, 3, 16, 16, generator=draw)
+    pixels = (255 * noisy.clamp(0, 1)).round().to(torch.uint8)
+    names = NAMES if classes == len(NAMES) else tuple(f"class {k}" for k in range(classes))
+    return ImageSet(pixels, labels, names, "cifar10")
+
+
+def _set_head(model: nn.Module, sites: Tensor, generator: torch.Generator) -> None:
+    """Give a head weights whose power diagram is nearly the Voronoi diagram of the sites (k, v, d)."""
+    flat, linear = sites.flatten(0, 1).float(), split(model).linear
+    near = flat + 0.02 * torch.randn(flat.shape, generator=generator)
+    with torch.no_grad():
+        linear.weight.copy_(2 * near)
+        linear.bias.copy_(-near.square().sum(1))
+
+
+def _settle(model: nn.Module, images: Tensor) -> None:
+    """Give its batch norms the statistics of images in all rotations."""
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.momentum = None
+    with torch.no_grad():
+        model.train()(rotate(images, 4))
+    model.eval()
+
+
+def make_supply(folder: Path, classes: int = 5, count: int = 320) -> Supply:
+    """A supply with the pictures as ``cifar10`` and the model as ``tiny``."""
+    arguments = {
+        "num_classes": 4 * classes,
+        "in_channels": 3,
+        "widths": [4, 6],
+        "blocks": [1, 1],
+        "bias": True,
+    }
+    card = Card("resnet", arguments, head_views=4, data="coloured patterns")
+    model, generator = build_model(card), torch.Generator().manual_seed(0)
+    init_weights(model, generator)
+    images = make_pictures(40 * classes, classes, seed=5)
+    _settle(model, images.floats())
+    _set_head(model, estimate_sites(model, images).means, generator)
+    temperatures = {"vd": 0.05, "civd@-0.8": 1.0, "cipd@1": 0.1}
+    estimate_sites(model, images).with_temperatures(temperatures).save(folder / "tiny.sites.safetensors")
+    save_checkpoint(folder / "tiny.safetensors", model, card)
+    return Supply(Setting(checkpoints=folder), {"cifar10": make_pictures(count, classes)})
+
+
+def make_recipe(figures: str, extra: str = "") -> Recipe:
+    """A recipe with these figures, on noisy pictures."""
+    head = 'data.set = "cifar10"\ndata.corruptions = ["gaussian_noise"]\ncheckpoints.sites = "tiny"\n'
+    return parse_recipe(head + extra + '[[methods]]\nname = "civd"\n' + figures, "colours")

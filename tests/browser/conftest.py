@@ -1,0 +1,117 @@
+"""A headless Chromium, pages with invented numbers, and a watch on what the pages do.
+
+`make test-browser` runs these; they are not part of the ordinary run, and they never pass without a browser.
+"""
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from playwright.sync_api import Browser, Page, sync_playwright
+from tools.find_browser import find_browser
+
+from tests.report.fakes import BASIC, FakeStore
+from ttvd.bench.store import Store
+from ttvd.report.diff import make_diff_page
+from ttvd.report.page import Cell, Table, render
+from ttvd.report.page import Page as DemoPage
+from ttvd.report.study_page import make_page, write_report
+
+SHOTS = Path(__file__).parents[2] / "out" / "browser"
+QUIET = [
+    f"--{flag}" for flag in ("disable-gpu", "disable-background-networking", "disable-sync", "no-first-run")
+]
+WIDE = BASIC.replace('corruptions = ["fog", "gaussian_noise", "contrast"]', 'corruptions = "all"').replace(
+    '["grid-best", "validation"]', '["grid-best", "validation", "oracle"]'
+)
+SIZES = BASIC.replace('rules = ["grid-best", "validation"]', "").replace(
+    "[grid]\nlr = [0.001, 0.0005]", "[stream]\nbatch_size = [16, 8]"
+)
+Visit = Callable[..., Page]
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    try:
+        path = find_browser()
+    except FileNotFoundError as error:
+        pytest.fail(str(error))
+    flags = [*QUIET, *(["--no-sandbox"] if os.geteuid() == 0 else [])]
+    with sync_playwright() as playwright:
+        found = playwright.chromium.launch(executable_path=path, args=flags)
+        yield found
+        found.close()
+
+
+@pytest.fixture(scope="session")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The page of a store with a gap and a failure, the page of differences, and a page like the demo's."""
+    folder = tmp_path_factory.mktemp("pages")
+    store = FakeStore(("wide", WIDE), ("sizes", SIZES.replace("noise and blur", "small batches")), batches=5)
+    keys = [m.spec.key for m in store.members("wide") if m.label == "tent" and m.role == "test"]
+    store.break_run(keys[0], "Traceback (most recent call last):\nRuntimeError: out of memory")
+    store.lose(*{m.spec.key for m in store.members("wide") if m.label == "bn"})
+    before = FakeStore(("sizes", SIZES.replace("seeds = [0, 1]", "seeds = [0]")), batches=5, shift=0.1)
+    index, *_ = write_report(make_page(cast(Store, store)), folder)
+    names = ("now.db", "before.db")
+    changes, *_ = write_report(
+        make_diff_page(cast(Store, store), cast(Store, before), names), folder, "changes.html"
+    )
+    demo = folder / "demo.html"
+    demo.write_text(render(DemoPage("Demo", ["lead"], [("Seed", "0")], make_table())), encoding="utf-8")
+    return {"index": index, "changes": changes, "demo": demo}
+
+
+def make_table() -> Table:
+    """Numbers that sort otherwise as texts, equal ones, and missing ones."""
+    values: list[float | str] = [10.0, "", 9.0, 100.0, 9.0, -1.5, ""]
+    rows = [
+        [Cell(name, name), Cell(f"{value}", value)] for name, value in zip("abcdefg", values, strict=True)
+    ]
+    return Table(["name", "number"], rows)
+
+
+@pytest.fixture
+def visit(browser: Browser, pages: dict[str, Path]) -> Iterator[Visit]:
+    """Open a page; afterwards fail if it complained or asked for anything that is not in its file."""
+    complaints: list[str] = []
+    opened = []
+
+    def visit(name: str, *, anchor: str = "", width: int = 1360, **options: Any) -> Page:
+        height = 844 if width < 700 else 900
+        context = browser.new_context(viewport={"width": width, "height": height}, **options)
+        opened.append(context)
+        page = context.new_page()
+        watch(page, complaints)
+        page.goto(pages[name].as_uri() + anchor)
+        return page
+
+    yield visit
+    for context in opened:
+        context.close()
+    assert complaints == []
+
+
+def watch(page: Page, complaints: list[str]) -> None:
+    """Note what a page prints, the errors of its scripts, and what it asks for outside its own file."""
+
+    def check(url: str) -> None:
+        if not url.startswith(("file:", "data:")):
+            complaints.append(f"request: {url}")
+
+    page.on("console", lambda message: complaints.append(f"console: {message.text}"))
+    page.on("pageerror", lambda error: complaints.append(f"error: {error}"))
+    page.on("request", lambda request: check(request.url))
+
+
+@pytest.fixture
+def shoot() -> Callable[[Page, str], None]:
+    """Keep a picture of what is seen, for people to look at."""
+
+    def shoot(page: Page, name: str) -> None:
+        SHOTS.mkdir(parents=True, exist_ok=True)
+        page.screenshot(path=SHOTS / f"{name}.png")
+
+    return shoot

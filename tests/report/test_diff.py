@@ -1,0 +1,108 @@
+"""What changed between two stores."""
+
+from dataclasses import replace
+from typing import cast
+
+import pytest
+
+from tests.report.fakes import BASIC, FakeStore, fake_run
+from ttvd.bench.store import Store
+from ttvd.report.diff import compare_runs, have_same_rows, make_diff_page
+from ttvd.report.document import find_tables, render_document
+from ttvd.report.page import Table
+
+FIXED = BASIC.replace('rules = ["grid-best", "validation"]', "").replace("[grid]\nlr = [0.001, 0.0005]", "")
+
+
+def make_store(text: str = FIXED, name: str = "basic") -> FakeStore:
+    return FakeStore((name, text), batches=4)
+
+
+def compare(now: FakeStore, before: FakeStore) -> dict[str, Table]:
+    page = make_diff_page(cast(Store, now), cast(Store, before), ("now.db", "before.db"))
+    assert "<h1>What changed: now.db against before.db</h1>" in render_document(page)
+    return {table.name: table for table in find_tables(page)}
+
+
+def test_equal_stores_have_no_differences() -> None:
+    now, before = make_store(), make_store()
+    page = make_diff_page(cast(Store, now), cast(Store, before), ("a", "b"))
+    assert find_tables(page) == []
+    assert page.notices[0].good
+    assert [number for number, _ in page.figures] == ["0", "0", "0", "24"]
+    html = render_document(page)
+    assert "4 of 4 lines and 12 of 12 cells" in html
+
+
+def test_times_alone_are_no_difference() -> None:
+    run = next(iter(make_store().runs.values()))
+    rows = tuple(replace(row, seconds=9.0) for row in run.record.rows)
+    later = replace(run, record=replace(run.record, rows=rows), facts=replace(run.facts, started=1.0))
+    assert have_same_rows(run, later)
+    assert not have_same_rows(run, replace(run, record=replace(run.record, rows=rows[:-1])))
+
+
+def test_other_rows_are_listed_with_sign_and_size() -> None:
+    now, before = make_store(), make_store()
+    key, run = next((key, run) for key, run in now.runs.items() if run.spec.method == "tent")
+    worse = fake_run(run.spec, 4, shift=0.3)
+    now.runs[key] = replace(
+        worse, facts=replace(worse.facts, versions={**worse.facts.versions, "torch": "9"})
+    )
+    tables = compare(now, before)
+    (row,) = tables["changed-runs"].rows
+    change = 100 * (worse.totals["error"] - run.totals["error"])
+    assert (row[0].text, row[6].text, row[6].tone) == (key, f"{change:+.2f}", "worse")
+    assert "torch 2.13.0" in row[10].text
+    assert "→" in row[10].text
+    assert row[11].text == "the same"
+    (cell,) = tables["basic-cells"].rows
+    assert [c.text for c in cell[:3]] == ["tent", "last", run.spec.domain_label]
+    assert cell[5].value == pytest.approx(change / 2)  # one of two seeds
+    (line,) = tables["basic-lines"].rows
+    assert line[5].value == pytest.approx(change / 6)
+    assert float(line[6].value) < change / 6
+
+
+def test_new_and_gone_runs_are_counted_by_method() -> None:
+    now, before = (
+        make_store(),
+        make_store(FIXED.replace('"bn", ', "").replace("seeds = [0, 1]", "seeds = [1, 2]")),
+    )
+    found = compare_runs(cast(Store, now), cast(Store, before))
+    assert (len(found.new), len(found.gone), len(found.changed), found.equal) == (15, 9, 0, 9)
+    tables = compare(now, before)
+    counts = {row[0].text: (row[3].value, row[4].value) for row in tables["new-and-gone"].rows}
+    assert counts == {"bn": (6, 0), "source": (3, 3), "tent": (3, 3), "ttvd": (3, 3)}
+    html = render_document(make_diff_page(cast(Store, now), cast(Store, before), ("a", "b")))
+    assert "New lines: bn." in html
+    assert "The recipe changed" in html
+    assert "-seeds = [1, 2]" in html
+
+
+def test_columns_of_one_store_only_are_named() -> None:
+    before = make_store(FIXED.replace('"fog", ', '"snow", '))
+    html = render_document(make_diff_page(cast(Store, make_store()), cast(Store, before), ("a", "b")))
+    assert "New columns: fog 5." in html
+    assert "Columns gone: snow 5." in html
+
+
+def test_another_chosen_setting_is_told() -> None:
+    now, before = make_store(BASIC), make_store(BASIC)
+    chosen = next(
+        line for line in before.study("basic").lines if (line.label, line.rule) == ("tent", "validation")
+    )
+    for key, run in list(now.runs.items()):
+        if run.spec.method == "tent" and run.spec.parameters["lr"] == chosen.parameters["lr"]:
+            now.runs[key] = fake_run(run.spec, 4, shift=0.4)
+    rows = [row for row in compare(now, before)["basic-lines"].rows if row[0].text == "tent"]
+    assert {row[2].text for row in rows} == {f"lr {chosen.parameters['lr']:g}"}
+    assert all(row[1].note != row[2].text for row in rows)
+
+
+def test_recipes_of_one_store_only_are_named() -> None:
+    page = make_diff_page(
+        cast(Store, make_store(name="one")), cast(Store, make_store(name="two")), ("a", "b")
+    )
+    assert page.notices[0].text == "Recipes only in a: one; only in b: two."
+    assert [section.title for section in page.sections] == ["Runs"]
