@@ -8,7 +8,10 @@ import torch
 import ttvd
 from ttvd.toy import make_world
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+pytestmark = [
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+    pytest.mark.filterwarnings("ignore:.*not as CUDA graphs"),
+]
 
 WAITING = {"cotta", "memo", "note", "rdumb", "rotta", "tast-bn", "ttt"}
 """Methods whose documents say that they read from the device in a step."""

@@ -11,10 +11,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ttvd.geometry.precision import full_precision
+
 _BLUR = 2  # radius: the kernel has five taps
 _GRAY = (0.2989, 0.5870, 0.1140)  # luma of ITU-R BT.601, as torchvision has it
 
 
+@full_precision
 def augment(
     x: Tensor,
     generator: torch.Generator,

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from ttvd.adapters.augment import check_images, resample, uniform
+from ttvd.geometry.precision import full_precision
 
 _CHAINS = 3
 _DEPTH = 3
@@ -13,6 +14,7 @@ _OPERATIONS = 9
 _SEVERITY = 10.0  # MEMO's code divides levels between 0.1 and 1 by ten
 
 
+@full_precision
 def augmix(x: Tensor, views: int, generator: torch.Generator) -> Tensor:
     """AugMix views (Hendrycks et al., ICLR 2020) as MEMO makes them, of each image.
 

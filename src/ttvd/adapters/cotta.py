@@ -10,6 +10,7 @@ from ttvd.adapters.base import Timing
 from ttvd.adapters.dice import Dice
 from ttvd.adapters.gradient import GradientAdapter, Step
 from ttvd.adapters.registry import register
+from ttvd.geometry.precision import upcast
 from ttvd.models.norms import Statistics, apply_statistics, select_parameters
 from ttvd.models.split import shared_copy
 
@@ -62,6 +63,8 @@ class CoTTA(GradientAdapter):
     """
 
     networks = ("model", "teacher", "source")
+    exact = ("source",)
+    eager = "it looks at augmentations only where the source model is unsure, and draws them on the host"
 
     def __init__(
         self,
@@ -106,12 +109,12 @@ class CoTTA(GradientAdapter):
 
     def output(self, x: Tensor) -> Tensor:
         """Logits of the teacher on the images themselves."""
-        return self.teacher(x)  # type: ignore[no-any-return]
+        return upcast(self.teacher(x))
 
     def loss(self, x: Tensor) -> Step:
         """Mean cross-entropy between teacher and student."""
         target = self._teach(x)
-        logits: Tensor = self.model(x)
+        logits = upcast(self.model(x))
         each = -(target.softmax(1) * logits.log_softmax(1)).sum(1)
         if self.agreement == "symmetric":
             each = 0.5 * each - 0.5 * (logits.softmax(1) * target.log_softmax(1)).sum(1)
@@ -132,7 +135,7 @@ class CoTTA(GradientAdapter):
     @torch.no_grad()
     def _teach(self, x: Tensor) -> Tensor:
         """Logits of the teacher, averaged over augmentations where the source model is unsure."""
-        confidence = self.source(x).softmax(1).amax(1).mean()
+        confidence = upcast(self.source(x)).softmax(1).amax(1).mean()
         if confidence >= self.threshold:
             return self.output(x)
         with self.dice.roll() as generator:

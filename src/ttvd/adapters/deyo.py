@@ -12,9 +12,9 @@ from ttvd.adapters.base import Timing
 from ttvd.adapters.dice import Dice
 from ttvd.adapters.gradient import GradientAdapter, Step
 from ttvd.adapters.objectives import entropy, mean_over
-from ttvd.adapters.optim import GatedSGD
 from ttvd.adapters.registry import register
-from ttvd.adapters.sar import LAST_LAYERS, freeze_layers
+from ttvd.adapters.sar import LAST_LAYERS
+from ttvd.geometry.precision import upcast
 from ttvd.models.norms import Statistics
 
 
@@ -88,6 +88,8 @@ class DeYO(GradientAdapter):
         torch.Size([8, 2])
     """
 
+    eager = "it draws the order of patches on the host"
+
     def __init__(
         self,
         model: nn.Module,
@@ -105,7 +107,14 @@ class DeYO(GradientAdapter):
         seed: int = 0,
     ) -> None:
         super().__init__(
-            model, lr=lr, momentum=momentum, steps=steps, statistics=statistics, prediction=prediction
+            model,
+            lr=lr,
+            momentum=momentum,
+            nesterov=False,
+            steps=steps,
+            statistics=statistics,
+            skip=skip,
+            prediction=prediction,
         )
         if not (margin > 0.0 and -1.0 <= drop <= 1.0 and patches >= 1):
             raise ValueError(
@@ -113,11 +122,6 @@ class DeYO(GradientAdapter):
                 f"got {margin}, {drop} and {patches}"
             )
         self.margin, self.drop, self.pivot, self.patches = margin, drop, pivot, patches
-        freeze_layers(self.model, skip)
-        free = self.adapting()
-        self.optimizer = GatedSGD(
-            sum(p.numel() for p in free), lr, free[0], momentum=momentum, nesterov=False
-        )
         self.dice = Dice(seed)
 
     def loss(self, x: Tensor) -> Step:
@@ -146,4 +150,4 @@ class DeYO(GradientAdapter):
     def _look(self, x: Tensor) -> Tensor:
         """Logits; on copies of the buffers, so that running averages do not learn of shuffled images."""
         still = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
-        return functional_call(self.model, still, (x,))  # type: ignore[no-any-return]
+        return upcast(functional_call(self.model, still, (x,)))

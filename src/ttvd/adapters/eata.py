@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from ttvd.adapters.base import Timing
 from ttvd.adapters.gradient import GradientAdapter, Step
 from ttvd.adapters.objectives import entropy, mean_over
-from ttvd.adapters.optim import GatedSGD
 from ttvd.adapters.registry import register
 from ttvd.models.norms import Statistics
 from ttvd.models.split import count_classes
@@ -83,18 +82,20 @@ class ETA(GradientAdapter):
         prediction: Timing = "before",
     ) -> None:
         super().__init__(
-            model, lr=lr, momentum=momentum, steps=steps, statistics=statistics, prediction=prediction
+            model,
+            lr=lr,
+            momentum=momentum,
+            nesterov=False,
+            steps=steps,
+            statistics=statistics,
+            prediction=prediction,
         )
         classes = count_classes(model)
         self.margin = margin
         self.similarity = default_similarity(classes) if similarity is None else similarity
         if not (margin > 0.0 and self.similarity > 0.0):
             raise ValueError(f"margin and similarity must be above 0, got {margin} and {similarity}")
-        free = self.adapting()
-        self.optimizer = GatedSGD(
-            sum(p.numel() for p in free), lr, free[0], momentum=momentum, nesterov=False
-        )
-        self.register_buffer("mean", free[0].new_zeros(classes))
+        self.register_buffer("mean", self.adapting()[0].new_zeros(classes))
 
     def loss(self, x: Tensor) -> Step:
         """Weighted mean entropy of the kept samples."""

@@ -1,13 +1,16 @@
 """Adapters that take gradient steps: the step is written once, here."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from ttvd.adapters.base import Adapter, Timing
+from ttvd.adapters.flat import all_finite
+from ttvd.adapters.objectives import differentiate
 from ttvd.adapters.optim import build_optimizer
-from ttvd.models.norms import Statistics, Which, following_stream
+from ttvd.models.norms import Statistics, Which, following_stream, freeze_layers
 
 
 class Step(NamedTuple):
@@ -32,11 +35,13 @@ class GradientAdapter(Adapter):
     Args:
         model: As in :class:`Adapter`.
         lr: Learning rate.
-        optimizer: ``"sgd"`` (Nesterov momentum) or ``"adam"``.
+        optimizer: ``"sgd"`` or ``"adam"``.
         momentum: Momentum of SGD, first beta of Adam.
+        nesterov: Whether the momentum of SGD is Nesterov's.
         steps: Gradient steps for each batch.
         statistics: As in :class:`Adapter`; those of the batch by default.
         parameters: Which parameters adapt.
+        skip: Layers that do not, by prefixes of their names (:func:`~ttvd.models.norms.freeze_layers`).
         prediction: ``"before"`` returns the logits of the last forward pass before the last update, ``"after"``
             those of a fresh one after it.
     """
@@ -48,12 +53,15 @@ class GradientAdapter(Adapter):
         lr: float,
         optimizer: str = "sgd",
         momentum: float = 0.9,
+        nesterov: bool = True,
         steps: int = 1,
         statistics: Statistics | None = None,
         parameters: Which = "norm",
+        skip: Sequence[str] = (),
         prediction: Timing = "before",
     ) -> None:
         super().__init__(model, statistics=statistics or Statistics.batch(), parameters=parameters)
+        freeze_layers(self.model, skip)
         if steps < 1:
             raise ValueError(f"steps must be at least 1, got {steps}")
         if prediction not in ("before", "after"):
@@ -65,7 +73,7 @@ class GradientAdapter(Adapter):
             )
         self.steps = steps
         self.prediction = prediction
-        self.optimizer = build_optimizer(optimizer, self.adapting(), lr, momentum)
+        self.optimizer = build_optimizer(optimizer, self.adapting(), lr, momentum, nesterov=nesterov)
 
     def adapting(self) -> list[nn.Parameter]:
         """The parameters that adapt."""
@@ -80,8 +88,8 @@ class GradientAdapter(Adapter):
         parameters = self.adapting()
         with torch.enable_grad():
             step = self.loss(x)
-            gradients = torch.autograd.grad(step.loss, parameters, allow_unused=True)
-        self.optimizer.step(parameters, gradients, step.kept * step.loss.isfinite())
+            gradients = differentiate(step.loss, parameters)
+        self.optimizer.step(parameters, gradients, step.kept * all_finite(step.loss))
         self.kept.copy_(step.kept.detach())
         return step
 

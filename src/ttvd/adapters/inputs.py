@@ -29,6 +29,13 @@ def check_inputs(x: Tensor, *, device: torch.device, dtype: torch.dtype, values:
         _check_values(x)
 
 
+def check_logits(logits: object, size: int) -> None:
+    """Refuse what a model returned for ``size`` samples unless it is logits."""
+    if not isinstance(logits, Tensor) or logits.ndim != 2 or len(logits) != size:
+        got = tuple(logits.shape) if isinstance(logits, Tensor) else f"a {type(logits).__name__}"
+        raise ValueError(f"the model must return logits of shape (b, k), got {got}; wrap it so that it does")
+
+
 def _check_values(x: Tensor) -> None:
     low, high = (bound.item() for bound in torch.aminmax(x.detach()))
     if not (abs(low) < float("inf") and abs(high) < float("inf")):

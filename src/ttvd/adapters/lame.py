@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from ttvd.adapters.base import Adapter
 from ttvd.adapters.registry import register
+from ttvd.geometry.precision import full_precision
 from ttvd.models.norms import Statistics
 from ttvd.models.split import SplitModel, split
 
@@ -76,12 +77,11 @@ class LAME(Adapter):
     def output(self, x: Tensor) -> Tensor:
         """Log-probabilities of the batch, corrected together."""
         z, logits = self.model.features_and_logits(x)
-        if z.dtype.itemsize < 4:
-            z, logits = z.float(), logits.float()
         weights = measure_affinity(F.normalize(z, dim=1), self.affinity, self.neighbours)
         return smooth_labels(logits.log_softmax(1), weights, self.steps, self.tolerance)
 
 
+@full_precision
 def measure_affinity(z: Tensor, affinity: Affinity, neighbours: int) -> Tensor:
     """Affinity (b, b) between unit features (b, d).
 
@@ -100,6 +100,7 @@ def measure_affinity(z: Tensor, affinity: Affinity, neighbours: int) -> Tensor:
     return torch.exp(-0.5 * (apart / width.clamp_min(torch.finfo(z.dtype).eps)) ** 2)
 
 
+@full_precision
 def smooth_labels(log_probs: Tensor, weights: Tensor, steps: int, tolerance: float) -> Tensor:
     """Iterate Y <- softmax(log p + W Y) until the energy is still; returns log Y.
 

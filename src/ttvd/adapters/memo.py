@@ -9,8 +9,9 @@ from torch.func import functional_call
 from ttvd.adapters.augmix import augmix
 from ttvd.adapters.base import Adapter
 from ttvd.adapters.dice import Dice
-from ttvd.adapters.objectives import entropy
+from ttvd.adapters.objectives import differentiate, entropy
 from ttvd.adapters.registry import register
+from ttvd.geometry.precision import upcast
 from ttvd.models.norms import Statistics
 
 
@@ -49,6 +50,8 @@ class MEMO(Adapter):
     """
 
     prediction = "after"
+    exact = ("model",)
+    eager = "every image draws its own augmentations"
 
     def __init__(
         self,
@@ -70,7 +73,7 @@ class MEMO(Adapter):
 
     def output(self, x: Tensor) -> Tensor:
         """Logits of each image by itself, without a step."""
-        return torch.cat([self.model(image[None]) for image in x])
+        return torch.cat([upcast(self.model(image[None])) for image in x])
 
     def adapt(self, x: Tensor) -> Tensor:
         """Logits of each image, by the weights that it has adapted."""
@@ -83,15 +86,15 @@ class MEMO(Adapter):
                 views = augmix(image, self.views, generator)
             weights |= self._step(weights, views)
         with torch.no_grad():
-            return functional_call(self.model, weights, (image,))  # type: ignore[no-any-return]
+            return upcast(functional_call(self.model, weights, (image,)))
 
     @torch.enable_grad()
     def _step(self, weights: dict[str, Tensor], views: Tensor) -> dict[str, Tensor]:
         """The weights after one step on the entropy of the mean prediction."""
         moving = {name: weight.detach().requires_grad_() for name, weight in weights.items()}
-        logits = functional_call(self.model, moving, (views,))
+        logits = upcast(functional_call(self.model, moving, (views,)))
         mean = logits.log_softmax(1).logsumexp(0) - math.log(len(views))
-        gradients = torch.autograd.grad(entropy(mean), list(moving.values()), allow_unused=True)
+        gradients = differentiate(entropy(mean), list(moving.values()))
         found = {n: g for n, g in zip(moving, gradients, strict=True) if g is not None}
         fine = torch.stack([g.isfinite().all() for g in found.values()]).all()
         return {n: weights[n] - self.lr * torch.where(fine, g, torch.zeros_like(g)) for n, g in found.items()}

@@ -1,9 +1,12 @@
 """Pieces of losses: per sample and unreduced, the caller reduces."""
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+
+from ttvd.geometry.precision import full_precision
 
 
 def entropy(logits: Tensor) -> Tensor:
@@ -22,8 +25,23 @@ def mean_over(values: Tensor, mask: Tensor) -> Tensor:
 
     Values outside the mask do not matter, not even when they are not finite.
     """
-    chosen = torch.where(mask, values, torch.zeros_like(values))
+    chosen = torch.where(mask, values, 0.0)
     return chosen.sum() / mask.sum().clamp_min(1)
+
+
+@full_precision
+def differentiate(loss: Tensor, parameters: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
+    """Gradients of a loss by parameters; None where it does not depend on one.
+
+    Without autocast, which would compute the gradients of what was done in float32 in half precision; what was done
+    in half precision has its gradients in that.
+
+    Example:
+        >>> x = torch.tensor(3.0, requires_grad=True)
+        >>> differentiate(x.square(), [x])
+        (tensor(6.),)
+    """
+    return torch.autograd.grad(loss, list(parameters), allow_unused=True)
 
 
 def imbalance(logits: Tensor) -> Tensor:

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from ttvd.adapters.flat import all_finite, flatten, unflatten
+
 
 class GatedOptimizer(nn.Module):
     """Base: gathers the gradients, asks :meth:`direction` where to go, and scatters the gated result."""
@@ -34,17 +36,15 @@ class GatedOptimizer(nn.Module):
     def step(self, parameters: Sequence[Tensor], gradients: Sequence[Tensor | None], gate: Tensor) -> None:
         """Move the parameters in place if ``gate``, a scalar, is above 0 and every gradient finite."""
         pieces = [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, gradients, strict=True)]
-        gradient = torch.cat([piece.reshape(-1) for piece in pieces]).to(next(self.buffers()).dtype)
-        open_ = (gate > 0) & gradient.isfinite().all()
+        gradient = flatten(pieces).to(next(self.buffers()).dtype)
+        open_ = (gate > 0) & all_finite(gradient)
         step, slots = self.direction(gradient)
         for name, new in slots.items():
             slot = self.get_buffer(name)
-            slot.copy_(torch.where(open_, new, slot))
-        moves = torch.where(open_, self.lr * step, torch.zeros_like(step)).split(
-            [p.numel() for p in parameters]
-        )
-        for parameter, move in zip(parameters, moves, strict=True):
-            parameter.sub_(move.view_as(parameter))
+            torch.where(open_, new, slot, out=slot)
+        move = torch.where(open_, step, 0.0)
+        # One kernel for all of them, where a loop would have one for each.
+        torch._foreach_sub_(list(parameters), unflatten(move, parameters), alpha=self.lr)
         # Autocast keeps half-precision copies of weights until its block ends; these are old now.
         torch.clear_autocast_cache()
 
@@ -64,8 +64,8 @@ class GatedSGD(GatedOptimizer):
 
     def direction(self, gradient: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """Gradient plus momentum."""
-        velocity = self.momentum * self.get_buffer("velocity") + gradient
-        step = gradient + self.momentum * velocity if self.nesterov else velocity
+        velocity = torch.add(gradient, self.get_buffer("velocity"), alpha=self.momentum)
+        step = torch.add(gradient, velocity, alpha=self.momentum) if self.nesterov else velocity
         return step, {"velocity": velocity}
 
 
@@ -98,14 +98,16 @@ class GatedAdam(GatedOptimizer):
         return first / (1.0 - beta1**count) / spread, {"first": first, "second": second, "count": count}
 
 
-def build_optimizer(name: str, parameters: Sequence[Tensor], lr: float, momentum: float) -> GatedOptimizer:
-    """The optimizer called ``name`` for these parameters."""
+def build_optimizer(
+    name: str, parameters: Sequence[Tensor], lr: float, momentum: float, *, nesterov: bool = True
+) -> GatedOptimizer:
+    """The optimizer called ``name`` for these parameters; ``nesterov`` matters to SGD alone."""
     dtypes = {p.dtype for p in parameters}
     if len(dtypes) != 1:
         raise ValueError(f"parameters that adapt must share one dtype, got {sorted(map(str, dtypes))}")
     size = sum(p.numel() for p in parameters)
     if name == "sgd":
-        return GatedSGD(size, lr, parameters[0], momentum=momentum)
+        return GatedSGD(size, lr, parameters[0], momentum=momentum, nesterov=nesterov)
     if name == "adam":
         return GatedAdam(size, lr, parameters[0], betas=(momentum, 0.999))
     raise ValueError(f"optimizer must be 'sgd' or 'adam', got {name!r}")

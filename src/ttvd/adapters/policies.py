@@ -2,13 +2,14 @@
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
-from ttvd.adapters.base import Adapter, State, Validation
+from ttvd.adapters.base import Adapter, Capture, State, Validation
 from ttvd.adapters.objectives import entropy
+from ttvd.adapters.speed import Precision
 
 
 class Policy(Adapter):
@@ -67,6 +68,22 @@ class Policy(Adapter):
     @validation.setter
     def validation(self, value: Validation) -> None:
         self.adapter.validation = value
+
+    @property
+    def capture(self) -> Capture:
+        """That of the adapter inside."""
+        return self.adapter.capture
+
+    @capture.setter
+    def capture(self, value: Capture) -> None:
+        self.adapter.capture = value
+
+    def accelerate(
+        self, *, precision: Precision = "float32", channels_last: bool = False, compile: bool = False
+    ) -> Self:
+        """Make the adapter inside faster."""
+        self.adapter.accelerate(precision=precision, channels_last=channels_last, compile=compile)
+        return self
 
     def __getattr__(self, name: str) -> Any:
         # What an adapter shows to the outside is that of the one inside.

@@ -10,6 +10,7 @@ from ttvd.adapters.dice import Dice
 from ttvd.adapters.gradient import GradientAdapter, Step
 from ttvd.adapters.objectives import entropy
 from ttvd.adapters.registry import register
+from ttvd.geometry.precision import upcast
 from ttvd.models.norms import Statistics, apply_statistics
 from ttvd.models.split import count_classes, shared_copy
 
@@ -62,6 +63,7 @@ class ROID(GradientAdapter):
     """
 
     networks = ("model", "source")
+    eager = "it draws its augmentations on the host"
     mean: Tensor
 
     def __init__(
@@ -102,16 +104,16 @@ class ROID(GradientAdapter):
 
     def output(self, x: Tensor) -> Tensor:
         """Log-probabilities after the correction of the prior."""
-        return correct_prior(self.model(x))
+        return correct_prior(upcast(self.model(x)))
 
     def loss(self, x: Tensor) -> Step:
         """Weighted likelihood ratios and consistency; the running mean prediction follows the batch."""
-        logits: Tensor = self.model(x)
+        logits = upcast(self.model(x))
         weights = weigh_samples(logits.detach(), self.mean, self.temperature)
         self.mean.lerp_(logits.detach().softmax(1).mean(0).to(self.mean.dtype), 1.0 - self.beta)
         with self.dice.roll() as generator:
             changed = augment(x, generator, padding="reflection", degrade=False)
-        each = likelihood_ratio(logits) + symmetric_cross_entropy(self.model(changed), logits)
+        each = likelihood_ratio(logits) + symmetric_cross_entropy(upcast(self.model(changed)), logits)
         loss = (weights * each).sum() / (self.batch_size or len(x))
         return Step(correct_prior(logits), loss, (weights > 0).to(self.kept.dtype).mean())
 

@@ -13,6 +13,7 @@ from ttvd.adapters.gradient import Step
 from ttvd.adapters.memory import Clock, Memory, MemoryAdapter
 from ttvd.adapters.objectives import entropy
 from ttvd.adapters.registry import register
+from ttvd.geometry.precision import upcast
 from ttvd.models.norms import Statistics, StreamNorm, apply_statistics, following_stream, select_parameters
 from ttvd.models.split import shared_copy
 
@@ -130,7 +131,7 @@ class RoTTA(MemoryAdapter):
     def output(self, x: Tensor) -> Tensor:
         """Logits of the teacher, normalised by its averages alone."""
         with _averages_alone(self.teacher):
-            return self.teacher(x)  # type: ignore[no-any-return]
+            return upcast(self.teacher(x))
 
     def adapt(self, x: Tensor) -> Tensor:
         """Predict, remember, and learn from the memory when it is time."""
@@ -152,9 +153,9 @@ class RoTTA(MemoryAdapter):
     def loss(self, x: Tensor) -> Step:
         """Cross-entropy between the teacher on images of the memory and the student on augmentations of them."""
         with torch.no_grad(), self.dice.roll() as generator:
-            target = self.teacher(x).softmax(1)
+            target = upcast(self.teacher(x)).softmax(1)
             strong = augment(x, generator)
-        logits: Tensor = self.model(strong)
+        logits = upcast(self.model(strong))
         ages = self.memory.ages[self.memory.labels >= 0] / self.memory.capacity
         each = -(target * logits.log_softmax(1)).sum(1) * torch.sigmoid(-ages)
         return Step(logits, each.mean(), torch.ones_like(self.kept))

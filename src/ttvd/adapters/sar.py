@@ -2,43 +2,22 @@
 
 import math
 from collections.abc import Sequence
-from itertools import takewhile
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
 from ttvd.adapters.base import Timing
+from ttvd.adapters.flat import flatten, keep_where
 from ttvd.adapters.gradient import GradientAdapter, Step
-from ttvd.adapters.objectives import entropy, mean_over
-from ttvd.adapters.optim import GatedSGD
+from ttvd.adapters.objectives import differentiate, entropy, mean_over
 from ttvd.adapters.registry import register
+from ttvd.geometry.precision import upcast
 from ttvd.models.norms import Statistics
 
 LAST_LAYERS = ("layer4", "blocks.9", "blocks.10", "blocks.11", "norm")
 """What the authors leave alone: the last stage of ResNets; the last three blocks of ViT-B and its final norm."""
 _TINY = 1e-12  # added to the length of the gradient, as in the public code of SAM that the authors use
-
-
-def freeze_layers(model: nn.Module, skip: Sequence[str]) -> None:
-    """Take the parameters below the layers named in ``skip`` out of adaptation.
-
-    Names are dotted prefixes: ``"layer4"`` is everything inside of it. What all names share is not counted, so that
-    they fit a wrapped model (``model.layer4``) too; one that fits nothing is passed over.
-
-    Raises:
-        ValueError: Nothing is left to adapt.
-    """
-    parts = {name: name.split(".") for name, _ in model.named_parameters()}
-    wrapper = sum(
-        1 for _ in takewhile(lambda level: len(set(level)) == 1, zip(*parts.values(), strict=False))
-    )
-    for name, parameter in model.named_parameters():
-        inner = ".".join(parts[name][wrapper:])
-        if any(inner.startswith(f"{prefix}.") for prefix in skip):
-            parameter.requires_grad_(False)
-    if not any(p.requires_grad for p in model.parameters()):
-        raise ValueError(f"skip={tuple(skip)} leaves no normalisation layer to adapt; name fewer layers")
 
 
 @register(
@@ -103,7 +82,14 @@ class SAR(GradientAdapter):
         prediction: Timing = "before",
     ) -> None:
         super().__init__(
-            model, lr=lr, momentum=momentum, steps=steps, statistics=statistics, prediction=prediction
+            model,
+            lr=lr,
+            momentum=momentum,
+            nesterov=False,
+            steps=steps,
+            statistics=statistics,
+            skip=skip,
+            prediction=prediction,
         )
         if not (margin > 0.0 and rho >= 0.0 and collapse >= 0.0 and 0.0 <= decay < 1.0):
             raise ValueError(
@@ -111,13 +97,8 @@ class SAR(GradientAdapter):
                 f"got {margin}, {rho}, {collapse} and {decay}"
             )
         self.margin, self.rho, self.collapse, self.decay = margin, rho, collapse, decay
-        freeze_layers(self.model, skip)
-        free = self.adapting()
-        self.optimizer = GatedSGD(
-            sum(p.numel() for p in free), lr, free[0], momentum=momentum, nesterov=False
-        )
         # Infinite: no loss has been seen yet.
-        self.register_buffer("ema", free[0].new_full((), math.inf))
+        self.register_buffer("ema", self.adapting()[0].new_full((), math.inf))
 
     def take_step(self, x: Tensor) -> Step:
         """Step along the gradient from uphill, then start again if the model has collapsed."""
@@ -129,7 +110,7 @@ class SAR(GradientAdapter):
             uphill = self._climb(named, first)
             logits = self._look(x, uphill)
             second, surer = self._minimised(logits, sure)
-            gradients = torch.autograd.grad(second, list(uphill.values()), allow_unused=True)
+            gradients = differentiate(second, list(uphill.values()))
         kept = surer.to(second.dtype).mean() * second.isfinite()
         self.optimizer.step(list(named.values()), gradients, kept)
         self.kept.copy_(kept)
@@ -144,15 +125,16 @@ class SAR(GradientAdapter):
 
     def _climb(self, named: dict[str, nn.Parameter], loss: Tensor) -> dict[str, Tensor]:
         """Copies of the parameters, moved by rho along the gradient of the loss."""
-        gradients = torch.autograd.grad(loss, list(named.values()), allow_unused=True, materialize_grads=True)
-        length = torch.cat([g.flatten() for g in gradients]).norm() + _TINY
+        found = zip(named.values(), differentiate(loss, list(named.values())), strict=True)
+        gradients = [torch.zeros_like(p) if g is None else g for p, g in found]
+        length = flatten(gradients).norm() + _TINY
         moved = zip(named.items(), gradients, strict=True)
         return {name: (p + self.rho * g / length).detach().requires_grad_() for (name, p), g in moved}
 
     def _look(self, x: Tensor, parameters: dict[str, Tensor]) -> Tensor:
         """Logits under other parameters; on copies of the buffers, so that running averages learn only once."""
         still = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
-        return functional_call(self.model, {**parameters, **still}, (x,))  # type: ignore[no-any-return]
+        return upcast(functional_call(self.model, {**parameters, **still}, (x,)))
 
     @torch.no_grad()
     def _recover(self, loss: Tensor, seen: Tensor, floor: float) -> None:
@@ -161,5 +143,5 @@ class SAR(GradientAdapter):
         self.ema.copy_(torch.where(seen, mean, self.ema))
         collapsed = self.ema < floor
         assert self._initial is not None
-        for name, tensor in self._changing().items():
-            tensor.copy_(torch.where(collapsed, self._initial[name], tensor))
+        state = self._changing()
+        keep_where(~collapsed, list(state.values()), [self._initial[name] for name in state])

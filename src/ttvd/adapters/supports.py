@@ -1,17 +1,40 @@
 """Supports: of each predicted class, the few items of the stream that the model was most certain of."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ttvd.adapters.objectives import entropy
 
+_AT_ONCE = 512  # samples that are compared with one another
+
+
+class Places(NamedTuple):
+    """Where the samples of a batch go.
+
+    Attributes:
+        classes: (b,) under which they are put.
+        slots: (b,) which they get there, if they are more certain than what is in it.
+        source: (b,) which sample gets that slot: itself, or another one of its class where there are more than slots.
+        enters: (b,) whether that sample does get it.
+    """
+
+    classes: Tensor
+    slots: Tensor
+    source: Tensor
+    enters: Tensor
+
+    @property
+    def once(self) -> Tensor:
+        """(b,) samples that enter, each of them once."""
+        return self.enters & (self.source == torch.arange(len(self.source), device=self.source.device))
+
 
 class Supports(nn.Module):
     """The memory of T3A and of what was built on it: for each class a fixed number of slots.
+
+    What a batch costs does not depend on how much is stored: only the slots that change are written.
 
     Args:
         classes: Number of classes, k.
@@ -20,8 +43,10 @@ class Supports(nn.Module):
         like: Tells the type and the device.
 
     Attributes:
-        items: (k, m, *shape), the most certain first; zeros where a slot is empty.
+        items: (k, m, *shape), in no order; zeros where a slot is empty, which the last ones of a class are.
         entropies: (k, m) of the predictions that put the items there; infinite where a slot is empty.
+        ages: (k, m) how many items were offered before the one that is there.
+        seen: How many items were offered.
 
     Example:
         >>> memory = Supports(2, 3, (1,), torch.zeros(()))
@@ -32,6 +57,8 @@ class Supports(nn.Module):
 
     items: Tensor
     entropies: Tensor
+    ages: Tensor
+    seen: Tensor
 
     def __init__(self, classes: int, slots: int, shape: tuple[int, ...], like: Tensor) -> None:
         super().__init__()
@@ -39,6 +66,8 @@ class Supports(nn.Module):
             raise ValueError(f"supports must be at least 1 for each class, got {slots}")
         self.register_buffer("items", like.new_zeros(classes, slots, *shape))
         self.register_buffer("entropies", like.new_full((classes, slots), float("inf")))
+        self.register_buffer("ages", like.new_zeros(classes, slots, dtype=torch.int64))
+        self.register_buffer("seen", like.new_zeros((), dtype=torch.int64))
 
     @property
     def present(self) -> Tensor:
@@ -51,79 +80,86 @@ class Supports(nn.Module):
 
         Of equally certain ones the older stays.
         """
-        classes, slots = self.entropies.shape
-        mine = logits.argmax(1) == torch.arange(classes, device=logits.device)[:, None]  # (k, b)
-        offered = torch.where(mine, entropy(logits), float("inf"))
-        best, order = torch.cat([self.entropies, offered], 1).sort(dim=1, stable=True)
-        best, order = best[:, :slots], order[:, :slots]
-        own = torch.arange(classes, device=order.device)[:, None] * slots
-        index = torch.where(order < slots, own + order, order - slots + classes * slots)
-        pool = torch.cat([self.items.flatten(0, 1), items])
-        present = best.isfinite().view(classes, slots, *[1] * (items.ndim - 1))
-        self.items.copy_(torch.where(present, pool[index], torch.zeros_like(self.items)))
-        self.entropies.copy_(best)
+        for some, predicted in zip(items.split(_AT_ONCE), logits.split(_AT_ONCE), strict=True):
+            values = entropy(predicted).to(self.entropies.dtype)
+            values = torch.where(values.isfinite(), values, float("inf"))
+            places = self._find_places(predicted.argmax(1), values)
+            self._write(places, some.to(self.items.dtype), values)
+
+    def _find_places(self, classes: Tensor, values: Tensor) -> Places:
+        """The most certain of a class competes with the worst that is stored of it, the next with the next."""
+        slots = self.entropies.shape[1]
+        rank = _rank_in_class(classes, values)
+        place = rank.clamp_max(slots - 1)
+        source = torch.arange(len(classes), device=classes.device)
+        if len(classes) > slots:  # those that find no slot repeat what the last one that finds one does
+            source = ((classes == classes[:, None]) & (rank == place[:, None])).int().argmax(1)
+        # Of those that are equally bad the newest is the worst; of empty slots the first.
+        newest = self.ages[classes].argsort(dim=1, descending=True, stable=True)
+        known, order = self.entropies[classes].gather(1, newest).sort(dim=1, descending=True, stable=True)
+        worst = newest.gather(1, order).gather(1, place[:, None])[:, 0]
+        return Places(classes, worst, source, values[source] < known.gather(1, place[:, None])[:, 0])
+
+    def _write(self, places: Places, items: Tensor, values: Tensor) -> None:
+        """Exchange what is in the slots of the samples that enter."""
+        where = places.classes, places.slots
+        ages = self.seen + torch.arange(len(items), device=items.device)
+        for stored, offered in ((self.items, items), (self.entropies, values), (self.ages, ages)):
+            enters = places.enters.view(-1, *[1] * (offered.ndim - 1))
+            stored.index_put_(where, torch.where(enters, offered[places.source], stored[where]))
+        self.seen += len(items)
 
 
-@dataclass(frozen=True)
-class Jury:
-    """Supports that judge other features, through the projections of one or more members (TAST).
+class FeatureSupports(Supports):
+    """Supports that are features, and what is asked of them most often, kept up to date.
 
     Args:
-        slots: Features of the supports, (k, m, d).
-        present: Which slots hold one, (k, m).
-        project: From features (n, d) to those of e members, (e, n, p). It must be affine: then the projection of the
-            mean of the supports is the mean of their projections, at a fraction of the work.
-        tau: Scale of the cosine.
+        classes: As in :class:`Supports`.
+        slots: Likewise.
+        dim: Of the features, d.
+        like: Likewise.
+
+    Attributes:
+        sums: (k, d) sums of the features of each class, in float64: after millions of exchanges they are still exact
+            to more digits than the features have.
+        lengths: (k, m) of the features.
 
     Example:
-        >>> slots = torch.tensor([[[1.0, 0.0]], [[0.0, 1.0]]])
-        >>> jury = Jury(slots, torch.ones(2, 1, dtype=torch.bool), lambda z: z[None], tau=10.0)
-        >>> jury.score(torch.tensor([[3.0, 0.0]])).tolist()
-        [[[10.0, 0.0]]]
-        >>> [round(p, 3) for p in jury.ask(torch.tensor([[3.0, 1.0]]), neighbours=1)[1][0].tolist()]
-        [1.0, 0.0]
+        >>> memory = FeatureSupports(2, 1, 1, torch.zeros(()))
+        >>> memory.offer(torch.tensor([[5.0], [6.0]]), torch.tensor([[2.0, 0.0], [3.0, 0.0]]))
+        >>> memory.sums.tolist(), memory.means.tolist()
+        ([[6.0], [0.0]], [[6.0], [0.0]])
     """
 
-    slots: Tensor
-    present: Tensor
-    project: Callable[[Tensor], Tensor]
-    tau: float
+    sums: Tensor
+    lengths: Tensor
 
-    def score(self, z: Tensor) -> Tensor:
-        """Logits (e, b, k) of features: tau times the cosine with the mean of each class; 0 if that has no support."""
-        share = self.present.to(z.dtype) / self.present.sum(1, keepdim=True).clamp_min(1)
-        means = (self.slots * share[..., None]).sum(1)
-        centroids = self.project(means) * self.present.any(1)[:, None]
-        logits: Tensor = self.tau * F.normalize(self.project(z), dim=-1) @ F.normalize(centroids, dim=-1).mT
-        return logits
+    def __init__(self, classes: int, slots: int, dim: int, like: Tensor) -> None:
+        super().__init__(classes, slots, (dim,), like)
+        self.register_buffer("sums", like.new_zeros(classes, dim, dtype=torch.float64))
+        self.register_buffer("lengths", like.new_zeros(classes, slots))
 
-    @torch.no_grad()
-    def ask(self, z: Tensor, neighbours: int) -> tuple[Tensor, Tensor]:
-        """How each member judges the supports that are nearest to a sample, by the cosine of the features themselves.
+    @property
+    def means(self) -> Tensor:
+        """(k, d) means of the features of each class; zeros where it has none."""
+        counts = self.present.sum(1, keepdim=True).clamp_min(1)
+        return (self.sums / counts).to(self.items.dtype)
 
-        Args:
-            z: Features (b, d).
-            neighbours: How many are asked; all of them where there are fewer.
+    def add(self, z: Tensor, classes: Tensor) -> None:
+        """Let features (b, d) enter the sums of their classes (b,), and no slot."""
+        self.sums.index_add_(0, classes, z.to(self.sums.dtype))
 
-        Returns:
-            Targets (e, b, k), the mean of the neighbours' one-hot labels; and the prediction (b, k), the mean of their
-            soft labels over neighbours and members.
-        """
-        pool = self.slots.flatten(0, 1)
-        likeness = F.normalize(z, dim=1) @ F.normalize(pool, dim=1).T
-        likeness = likeness.masked_fill(~self.present.flatten(), float("-inf"))
-        best, index = likeness.topk(min(neighbours, len(pool)), dim=1)
-        found = best.isfinite()
-        share = (found / found.sum(1, keepdim=True).clamp_min(1))[..., None].to(z.dtype)  # (b, n, 1)
-        logits = self.score(pool[index].flatten(0, 1)).unflatten(1, index.shape)  # (e, b, n, k)
-        hard = F.one_hot(logits.argmax(-1), logits.shape[-1]).to(z.dtype)
-        return (hard * share).sum(2), (logits.softmax(-1) * share).sum(2).mean(0)
+    def _write(self, places: Places, items: Tensor, values: Tensor) -> None:
+        where = places.classes, places.slots
+        gone = self.items[where].to(self.sums.dtype)
+        super()._write(places, items, values)
+        gain = torch.where(places.once[:, None], items.to(self.sums.dtype) - gone, 0.0)
+        self.sums.index_add_(0, places.classes, gain)
+        self.lengths.index_put_(where, torch.linalg.vector_norm(self.items[where], dim=1))
 
 
-def divergence(logits: Tensor, targets: Tensor) -> Tensor:
-    """KL(targets || softmax(logits)) of (e, b, k), summed over members, averaged over samples and classes alike.
-
-    The mean over classes is what the code of TAST's authors has (torch's default); it divides the gradient by k.
-    """
-    size = logits.shape[-2] * logits.shape[-1]
-    return F.kl_div(logits.log_softmax(-1), targets, reduction="sum") / size
+def _rank_in_class(classes: Tensor, values: Tensor) -> Tensor:
+    """How many of the same class come before each sample (b,): those below it, and of its equals the earlier ones."""
+    order = torch.arange(len(values), device=values.device)
+    same, tied = classes == classes[:, None], (values == values[:, None]) & (order < order[:, None])
+    return (same & ((values < values[:, None]) | tied)).sum(1)

@@ -6,7 +6,8 @@ from torch import Tensor, nn
 
 from ttvd.adapters.base import Adapter
 from ttvd.adapters.registry import register
-from ttvd.adapters.supports import Supports
+from ttvd.adapters.supports import FeatureSupports
+from ttvd.geometry.precision import full_precision
 from ttvd.models.norms import Statistics
 from ttvd.models.split import SplitModel, split
 
@@ -51,14 +52,14 @@ class T3A(Adapter):
             raise ValueError(f"supports must be at least 1, or -1 for all; got {supports}")
         self.supports = supports
         rows = self.model.linear.weight.detach()
-        self.memory = Supports(len(rows), max(supports, 1), rows.shape[1:], rows)
+        self.memory = FeatureSupports(len(rows), max(supports, 1), rows.shape[1], rows)
         with torch.no_grad():
             self._collect(rows, self.model.head(rows))
 
     @property
     def features(self) -> Tensor:
         """The normalised supports (k, m, d), or with ``supports=-1`` their sum (k, 1, d)."""
-        return self.memory.items
+        return self.memory.items if self.supports > 0 else self.memory.sums[:, None]
 
     def output(self, x: Tensor) -> Tensor:
         """Scores against the present templates."""
@@ -71,14 +72,15 @@ class T3A(Adapter):
             self._collect(z, logits)
             return self._score(z)
 
+    @full_precision
     def _score(self, z: Tensor) -> Tensor:
-        return z @ F.normalize(self.features.sum(1), dim=1).T
+        return z @ F.normalize(self.memory.sums.to(z.dtype), dim=1).T
 
+    @full_precision
     def _collect(self, z: Tensor, logits: Tensor) -> None:
         """Offer features to the supports of their predicted classes; keep the most certain."""
         unit = F.normalize(z, dim=1)
         if self.supports == -1:
-            mine = logits.argmax(1) == torch.arange(logits.shape[1], device=z.device)[:, None]  # (k, b)
-            self.features.add_((mine.to(unit.dtype) @ unit)[:, None])
+            self.memory.add(unit, logits.argmax(1))
         else:
             self.memory.offer(unit, logits)

@@ -5,9 +5,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ttvd.adapters.base import Adapter, Timing
+from ttvd.adapters.jury import Jury, divergence
+from ttvd.adapters.objectives import differentiate
 from ttvd.adapters.optim import build_optimizer
 from ttvd.adapters.registry import register
-from ttvd.adapters.supports import Jury, Supports, divergence
+from ttvd.adapters.supports import FeatureSupports
 from ttvd.models.norms import Statistics
 from ttvd.models.split import SplitModel, split
 
@@ -103,7 +105,7 @@ class TAST(Adapter):
             raise ValueError(f"prediction must be 'before' or 'after', got {prediction!r}")
         rows = self.model.linear.weight.detach()
         self.k, self.tau, self.steps, self.prediction = min(k, supports), tau, steps, prediction
-        self.memory = Supports(len(rows), supports, rows.shape[1:], rows)
+        self.memory = FeatureSupports(len(rows), supports, rows.shape[1], rows)
         with torch.no_grad():
             self.memory.offer(rows, self.model.head(rows))
         self.heads = Heads(members, rows.shape[1], seed).to(rows)
@@ -127,11 +129,12 @@ class TAST(Adapter):
 
     @property
     def _jury(self) -> Jury:
-        return Jury(self.memory.items, self.memory.present, self.heads, self.tau)
+        known = self.memory
+        return Jury(known.items, known.present, known.means, known.lengths, self.heads, self.tau)
 
     def _learn(self, z: Tensor, targets: Tensor) -> None:
         parameters = list(self.heads.parameters())
         with torch.enable_grad():
             loss = divergence(self._jury.score(z), targets)
-            gradients = torch.autograd.grad(loss, parameters)
+            gradients = differentiate(loss, parameters)
         self.optimizer.step(parameters, gradients, loss.isfinite())

@@ -8,8 +8,9 @@ from torch import Tensor, nn
 
 from ttvd.adapters.base import Timing
 from ttvd.adapters.gradient import GradientAdapter, Step
+from ttvd.adapters.jury import Jury, divergence
 from ttvd.adapters.registry import register
-from ttvd.adapters.supports import Jury, Supports, divergence
+from ttvd.adapters.supports import Supports
 from ttvd.models.split import SplitModel, split
 
 
@@ -56,6 +57,7 @@ class TASTBN(GradientAdapter):
     """
 
     model: SplitModel
+    eager = "it forwards as many images as its memory holds"
 
     def __init__(
         self,
@@ -97,7 +99,7 @@ class TASTBN(GradientAdapter):
         """Store the most certain images, then learn from them."""
         self._make_room(x.shape[1:])
         with torch.no_grad():
-            self.memory.offer(x, self.model(x))
+            self.memory.offer(x, super().output(x))
         return super().adapt(x)
 
     def loss(self, x: Tensor) -> Step:
@@ -128,7 +130,7 @@ class TASTBN(GradientAdapter):
         z, known = features[: len(x)], features[len(x) :]
         slots = z.new_zeros(*present.shape, z.shape[1])
         slots = slots.index_put(present.nonzero(as_tuple=True), known)
-        return z, Jury(slots, present, lambda features: features[None], self.tau)
+        return z, Jury.of(slots, present, lambda features: features[None], self.tau)
 
     def _make_room(self, shape: torch.Size) -> None:
         items = self.memory.items

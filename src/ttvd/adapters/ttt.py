@@ -8,7 +8,9 @@ from torch import Tensor, nn
 
 from ttvd.adapters.dice import Dice
 from ttvd.adapters.gradient import GradientAdapter, Step
+from ttvd.adapters.objectives import differentiate
 from ttvd.adapters.registry import register
+from ttvd.geometry.precision import full_precision, upcast
 from ttvd.models.norms import Statistics, StreamNorm, following_stream
 from ttvd.models.rotation import RotationNet
 from ttvd.models.views import rotate
@@ -45,10 +47,11 @@ class CopyNorm(StreamNorm):
         return out
 
     @torch.no_grad()
+    @full_precision
     def _move_averages(self, x: Tensor, images: int) -> None:
         """What ``images`` updates average <- 0.9 average + 0.1 moment leave, one for each image."""
-        var, mean = torch.var_mean(x, [0, *range(2, x.ndim)])
-        age = torch.arange(images - 1, -1, -1, device=x.device, dtype=x.dtype)
+        var, mean = torch.var_mean(upcast(x), [0, *range(2, x.ndim)])
+        age = torch.arange(images - 1, -1, -1, device=x.device, dtype=mean.dtype)
         weights = _MOMENTUM * (1.0 - _MOMENTUM) ** age
         for average, moments in ((self.running_mean, mean), (self.running_var, var)):
             assert average is not None
@@ -101,6 +104,7 @@ class TTT(GradientAdapter):
     """
 
     model: RotationNet
+    eager = "it draws its crops on the host"
 
     def __init__(
         self,
@@ -161,10 +165,11 @@ class TTT(GradientAdapter):
         copies, turns = self.make_copies(x)
         for images, labels in zip(copies.split(self.chunk), turns.split(self.chunk), strict=True):
             with torch.enable_grad(), following_stream(self.model):
-                out.append(self.model.forward_rotation(images.flatten(0, 1)))
+                out.append(upcast(self.model.forward_rotation(images.flatten(0, 1))))
                 part = F.cross_entropy(out[-1], labels.flatten(), reduction="sum") / turns.numel()
-            for sum_, gradient in zip(total, torch.autograd.grad(part, parameters), strict=True):
-                sum_ += gradient
+            for sum_, gradient in zip(total, differentiate(part, parameters), strict=True):
+                if gradient is not None:
+                    sum_ += gradient
             loss = loss + part.detach()
             out[-1] = out[-1].detach()
         kept = torch.ones_like(self.kept)

@@ -131,7 +131,7 @@ class TTVD(GradientAdapter):
         """Scores, objective over the kept samples, and balance of the batch."""
         z, logits = self._look(x)
         out = self._scores(z, self.structure) / self.tau
-        kept = self._keep(z)
+        kept = self._keep(z, out)
         loss = mean_over(self._objective(z, logits, out), kept)
         if self.diversity:
             loss = loss + self.diversity * imbalance(out)
@@ -151,11 +151,13 @@ class TTVD(GradientAdapter):
         return view_scores(z[: self.power.views], self.power, self.gamma, self.shift)
 
     @torch.no_grad()
-    def _keep(self, z: Tensor) -> Tensor:
-        """Which samples both diagrams give to the same class."""
+    def _keep(self, z: Tensor, out: Tensor) -> Tensor:
+        """Which samples both diagrams give to the same class; ``out`` are the scores of the structure."""
         if not self.filter:
             return torch.ones(z.shape[1], dtype=torch.bool, device=z.device)
-        return agreement(self._scores(z, "civd").argmax(1), self._scores(z, "cipd").argmax(1))
+        known = {"civd" if self.structure in ("vd", "civd") else "cipd": out}
+        both = (known[kind] if kind in known else self._scores(z, kind) for kind in ("civd", "cipd"))
+        return agreement(*(scores.argmax(1) for scores in both))
 
     def _objective(self, z: Tensor, logits: Tensor, out: Tensor) -> Tensor:
         """Per-sample loss (b,)."""

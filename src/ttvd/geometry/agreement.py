@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import reduce
+
 import torch
 from torch import Tensor
 
@@ -26,10 +28,8 @@ def agreement(*labels: Tensor) -> Tensor:
         if other.ndim != 1 or other.shape != first.shape or other.device != first.device:
             described = ", ".join(f"{tuple(x.shape)} on {x.device}" for x in labels)
             raise ValueError(f"labels must be vectors (b,) of one length on one device, got {described}")
-    mask = torch.ones_like(first, dtype=torch.bool)
-    for other in labels[1:]:
-        mask = mask & (other == first)
-    return mask
+    same = [other == first for other in labels[1:]] or [torch.ones_like(first, dtype=torch.bool)]
+    return reduce(torch.logical_and, same)
 
 
 def kept_fraction(mask: Tensor) -> Tensor:

@@ -7,6 +7,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from ttvd.geometry.centred import Centred, centre_sites
+from ttvd.geometry.precision import upcast
+
 
 @dataclass(frozen=True, eq=False)
 class Diagram:
@@ -35,6 +38,7 @@ class Diagram:
     _num_classes: int = field(init=False, repr=False)
     _views: int | None = field(init=False, repr=False)
     _equal_clusters: bool = field(init=False, repr=False)
+    _centred: Centred | None = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         _check_sites(self.sites)
@@ -45,6 +49,8 @@ class Diagram:
         sizes = [1] * self.num_sites if self.groups is None else _count_groups(self.groups, self.sites)
         equal = len(set(sizes)) == 1
         class_major = self.groups is None or bool((self.groups.diff() >= 0).all())
+        # Sites that learn are looked at anew each time, so that gradients reach them.
+        object.__setattr__(self, "_centred", None if self.sites.requires_grad else centre_sites(self.sites))
         object.__setattr__(self, "_num_classes", len(sizes))
         object.__setattr__(self, "_equal_clusters", equal)
         object.__setattr__(self, "_views", sizes[0] if equal and class_major else None)
@@ -118,6 +124,18 @@ class Diagram:
         groups = None if self.groups is None else self.groups.to(device=device)
         return Diagram(self.sites.to(device=device, dtype=dtype), weights, groups)
 
+    def centred(self, dtype: torch.dtype | None = None) -> Centred:
+        """Returns the sites seen from their mean; in float32 or better, or in a dtype.
+
+        Example:
+            >>> Diagram(torch.tensor([[1.0], [3.0]])).centred().centre
+            tensor([2.])
+        """
+        known = self._centred
+        if known is not None and dtype in (None, known.slopes.dtype):
+            return known
+        return centre_sites(self.sites, dtype)
+
     @property
     def num_sites(self) -> int:
         """Number of sites s."""
@@ -152,11 +170,6 @@ class Diagram:
                 "(groups 0, 0, ..., 1, 1, ...); sort the sites by class, or use the point functions"
             )
         return self._views
-
-
-def upcast(tensor: Tensor) -> Tensor:
-    """Returns a floating tensor in float32 or better."""
-    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
 def _class_major(num_classes: int, views: int, device: torch.device) -> Tensor:

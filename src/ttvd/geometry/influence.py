@@ -19,8 +19,10 @@ import math
 import torch
 from torch import Tensor
 
-from ttvd.geometry.diagram import Diagram, upcast
-from ttvd.geometry.distance import check_points, floor, pair_squares
+from ttvd.geometry.centred import pair_squares
+from ttvd.geometry.diagram import Diagram
+from ttvd.geometry.distance import check_points, common_dtype, floor
+from ttvd.geometry.precision import upcast
 
 # What a gradient by q is multiplied with on its way to z (features times upstream gradient) fits in here.
 GRADIENT_ROOM = 1e8
@@ -163,7 +165,7 @@ def _squares(z: Tensor, diagram: Diagram, shift: float | None) -> Tensor:
 def _point_squares(z: Tensor, diagram: Diagram, shift: float | None) -> Tensor:
     """Returns d², or d² - v² + shift if there are weights, of points to all sites: (b, s), not floored."""
     check_points(z, diagram.sites, ndim=2)
-    squares = pair_squares(z, diagram.sites, diagram.sites.detach().mean(0))
+    squares = pair_squares(z, diagram.centred(common_dtype(z, diagram.sites)))
     return squares if diagram.weights is None else squares + _lift(diagram.weights, shift)
 
 
@@ -172,12 +174,12 @@ def _view_squares(z: Tensor, diagram: Diagram, shift: float | None) -> Tensor:
     check_points(z, diagram.sites, ndim=3)
     if z.shape[0] != diagram.views:
         raise ValueError(f"z holds {z.shape[0]} views but every class has {diagram.views} sites")
-    layout = diagram.num_classes, diagram.views
-    sites = diagram.sites.reshape(*layout, diagram.dim).transpose(0, 1)
-    squares = pair_squares(z, sites, diagram.sites.detach().mean(0))
+    centred = diagram.centred(common_dtype(z, diagram.sites))
+    squares = pair_squares(z, centred.by_view(diagram.views))
     if diagram.weights is None:
         return squares
-    return squares + _lift(diagram.weights, shift).reshape(layout).mT.unsqueeze(1)
+    lift: Tensor = _lift(diagram.weights, shift).unflatten(0, (-1, diagram.views))
+    return squares + lift.mT.unsqueeze(1)
 
 
 def _lift(weights: Tensor, shift: float | None) -> Tensor:

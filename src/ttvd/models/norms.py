@@ -1,8 +1,9 @@
 """Normalisation at test time: where batch norm takes its statistics from, and which parameters adapt."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Literal
 
 import torch
@@ -202,6 +203,15 @@ def following_stream(model: nn.Module) -> Iterator[None]:
             layer.following = False
 
 
+def running_buffers(model: nn.Module) -> set[str]:
+    """Names of the running averages of the norms."""
+    return {
+        name
+        for name, _ in model.named_buffers()
+        if name.rpartition(".")[2] in ("running_mean", "running_var")
+    }
+
+
 def select_parameters(model: nn.Module, which: Which) -> set[str]:
     """Names of the parameters that adapt.
 
@@ -229,3 +239,24 @@ def select_parameters(model: nn.Module, which: Which) -> set[str]:
             "this method adapts those. Methods that train all features (`ttvd methods`) may serve."
         )
     return names
+
+
+def freeze_layers(model: nn.Module, skip: Sequence[str]) -> None:
+    """Take the parameters below the layers named in ``skip`` out of adaptation.
+
+    Names are dotted prefixes: ``"layer4"`` is everything inside of it. What all names share is not counted, so that
+    they fit a wrapped model (``model.layer4``) too; one that fits nothing is passed over.
+
+    Raises:
+        ValueError: Nothing is left to adapt.
+    """
+    parts = {name: name.split(".") for name, _ in model.named_parameters()}
+    wrapper = sum(
+        1 for _ in takewhile(lambda level: len(set(level)) == 1, zip(*parts.values(), strict=False))
+    )
+    for name, parameter in model.named_parameters():
+        inner = ".".join(parts[name][wrapper:])
+        if any(inner.startswith(f"{prefix}.") for prefix in skip):
+            parameter.requires_grad_(False)
+    if not any(p.requires_grad for p in model.parameters()):
+        raise ValueError(f"skip={tuple(skip)} leaves no normalisation layer to adapt; name fewer layers")

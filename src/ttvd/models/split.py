@@ -12,6 +12,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from ttvd.geometry.precision import upcast
+
 M = TypeVar("M", bound=nn.Module)
 
 _HINT = "Pass head='dotted.name' of the last nn.Linear, or wrap the model so that it returns logits (b, k)."
@@ -45,7 +47,7 @@ class SplitModel(nn.Module):
         return head
 
     def features_and_logits(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """What enters the head, (b, d), and what leaves it, (b, k), in one forward pass."""
+        """What enters the head, (b, d), and what leaves it, (b, k), in one forward pass; float32 or better."""
         seen: list[Tensor] = []
         hook = self.linear.register_forward_pre_hook(
             lambda _, args, kwargs: seen.append(args[0] if args else kwargs["input"]), with_kwargs=True
@@ -56,7 +58,7 @@ class SplitModel(nn.Module):
             hook.remove()
         if not self._verified:
             self._verify(seen, logits)
-        return seen[-1], logits
+        return upcast(seen[-1]), upcast(logits)
 
     def features(self, x: Tensor) -> Tensor:
         """What enters the head, (b, d)."""

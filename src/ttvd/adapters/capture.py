@@ -1,0 +1,175 @@
+"""Steps at the speed of the hardware: the whole step of an adapter as one CUDA graph.
+
+The eager step is the reference, and the only one on a CPU. On a CUDA device a step waits mostly for Python to launch
+its kernels; recorded as a graph for a shape of batches, all of them are launched at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections import OrderedDict
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ttvd.adapters.speed import eager_networks
+from ttvd.adapters.traits import Traits, has_hooks
+
+if TYPE_CHECKING:
+    from ttvd.adapters.base import Adapter
+
+SHAPES = 4
+"""How many shapes of batches are remembered; the one that was not seen for longest goes."""
+_WARM_UPS = 2  # libraries and compilers choose their kernels in the first, the second is watched
+
+
+class Steps:
+    """Runs the steps of an adapter: the first one of each shape as it is written, later ones as CUDA graphs.
+
+    So a short last batch never costs a recording. A graph is dropped when anything that the step depends on has
+    changed (:class:`~ttvd.adapters.traits.Traits`), and is not copied or saved with the adapter. A step that cannot
+    be recorded runs as it is written, after one warning that says why.
+
+    Attributes:
+        obstacle: Why steps are not recorded; None as long as nothing stands against it.
+    """
+
+    def __init__(self) -> None:
+        self.obstacle: str | None = None
+        self.forget()
+
+    def forget(self) -> None:
+        """Drop all graphs."""
+        self._traits: Traits | None = None
+        self._shapes: OrderedDict[tuple[torch.Size, torch.dtype], Recording | None] = OrderedDict()
+
+    def run(self, adapter: Adapter, x: Tensor, checked: bool) -> Tensor:
+        """Take one step on a batch; ``checked`` tells whether its values have been looked at."""
+        key, wanted = (x.shape, x.dtype), x.is_cuda and adapter.capture == "auto" and self.obstacle is None
+        if not (wanted or adapter.compiled):
+            return adapter._take(x, checked)
+        self._check_traits(adapter, x.device.type)
+        if key not in self._shapes:
+            with eager_networks(adapter.compiled):
+                out = adapter._take(x, checked)
+            self._check_traits(adapter, x.device.type)  # a first step may settle things
+            self._remember(key, None)
+            return out
+        recording = self._shapes[key]
+        if wanted and recording is None:
+            recording = self._record(adapter, x)
+        self._remember(key, recording)
+        return adapter._take(x, checked) if recording is None else recording.play(x)
+
+    def _check_traits(self, adapter: Adapter, device_type: str) -> None:
+        """Forget everything if the adapter is not what it was."""
+        if self._traits is None or not self._traits.hold():
+            self.forget()
+            self._traits = Traits(adapter, device_type)
+
+    def _remember(self, key: tuple[torch.Size, torch.dtype], recording: Recording | None) -> None:
+        self._shapes[key] = recording
+        self._shapes.move_to_end(key)
+        if len(self._shapes) > SHAPES:
+            self._shapes.popitem(last=False)
+
+    def _record(self, adapter: Adapter, x: Tensor) -> Recording | None:
+        self.obstacle = find_obstacle(adapter, x.device)
+        if self.obstacle is None:
+            before = adapter.snapshot()
+            try:
+                return Recording(adapter, x)
+            except RuntimeError as error:
+                self.obstacle = str(error).splitlines()[0]
+                adapter.restore(before)
+        warnings.warn(
+            f"{type(adapter).__name__} runs its steps one kernel at a time, not as CUDA graphs: {self.obstacle}. "
+            "adapter.capture = 'never' says that this is meant.",
+            stacklevel=2,
+        )
+        return None
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Steps:
+        return Steps()
+
+    def __reduce__(self) -> tuple[type[Steps], tuple[()]]:
+        return Steps, ()
+
+
+class Recording:
+    """One step of an adapter on batches of one shape, as a CUDA graph.
+
+    Making it leaves the adapter as it was.
+
+    Args:
+        adapter: Whose step it is.
+        x: A batch of the shape.
+
+    Raises:
+        RuntimeError: The step cannot be recorded.
+    """
+
+    def __init__(self, adapter: Adapter, x: Tensor) -> None:
+        self._x = x.clone()
+        self._graph = torch.cuda.CUDAGraph()
+        stream = torch.cuda.Stream(x.device)
+        self._warm_up(adapter, stream)
+        # Copies of weights that autocast keeps would be read where they lie now, by every replay.
+        torch.clear_autocast_cache()
+        with torch.cuda.graph(self._graph, stream=stream, capture_error_mode="thread_local"):
+            self._out = adapter._take(self._x, checked=False)
+        torch.clear_autocast_cache()
+
+    def play(self, x: Tensor) -> Tensor:
+        """The step on a batch; returns logits of their own memory."""
+        self._x.copy_(x)
+        self._graph.replay()
+        return self._out.clone()
+
+    def _warm_up(self, adapter: Adapter, stream: torch.cuda.Stream) -> None:
+        """Take steps that are undone: what is set up at a first step must be there before the recording."""
+        before, kept, traits = adapter.snapshot(), adapter.kept.clone(), Traits(adapter, "cuda")
+        attributes = [(vars(module), dict(vars(module))) for module in adapter.modules()]
+        stream.wait_stream(torch.cuda.current_stream(self._x.device))
+        try:
+            with torch.cuda.stream(stream):
+                for step in range(_WARM_UPS):
+                    with _refusing_to_wait() if step == _WARM_UPS - 1 else contextlib.nullcontext():
+                        adapter._take(self._x, checked=False)
+        finally:
+            torch.cuda.current_stream(self._x.device).wait_stream(stream)
+            adapter.restore(before)
+            adapter.kept.copy_(kept)
+            changed = not traits.hold()
+            for own, old in attributes:
+                own.update(old)
+        if changed:
+            raise RuntimeError("its step changes attributes that are not tensors")
+
+
+def find_obstacle(adapter: Adapter, device: torch.device) -> str | None:
+    """Why the steps of an adapter cannot be recorded, as far as can be told without trying."""
+    if adapter.eager is not None:
+        return adapter.eager
+    elsewhere = [name for name, tensor in adapter._changing().items() if tensor.device != device]
+    if elsewhere:
+        return f"a part of its state is kept on the host ({', '.join(elsewhere[:3])})"
+    if has_hooks(adapter):
+        return "hooks are registered on its modules, and a graph would not run them"
+    return None
+
+
+@contextlib.contextmanager
+def _refusing_to_wait() -> Iterator[None]:
+    """Let what would wait for the device raise instead: a recording that it breaks off cannot be mended."""
+    mode = torch.cuda.get_sync_debug_mode()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that the mode does not find everything
+        torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(mode)

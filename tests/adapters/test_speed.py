@@ -1,0 +1,173 @@
+"""Recordings and compiled networks, as far as they can be seen on a CPU."""
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import ttvd
+from ttvd.adapters.capture import find_obstacle
+from ttvd.adapters.flat import all_finite, keep_where
+from ttvd.adapters.traits import Traits
+from ttvd.models.resnet import ResNet
+from ttvd.toy import make_world
+
+EAGER = {"cotta", "deyo", "memo", "note", "roid", "rotta", "tast-bn", "ttt"}
+
+
+def make_batches(count: int = 3) -> list[Tensor]:
+    return list(torch.rand(count, 6, 1, 8, 8, generator=torch.Generator().manual_seed(2)))
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
+@pytest.mark.parametrize("name", ["tent", "ttvd", "sar"])
+def test_compiled_networks_give_the_same_from_the_second_batch_on(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graphs: list[int] = []
+
+    def count(module: Any, _: Any) -> Any:
+        graphs.append(1)
+        return module.forward
+
+    whole = nn.Module.compile
+    monkeypatch.setattr(nn.Module, "compile", lambda net, **options: whole(net, backend=count, **options))
+    _, make = make_world(name)
+    adapter, plain = make().accelerate(compile=True), make()
+    first, *rest = make_batches(4)
+    assert torch.equal(adapter(first), plain(first))
+    assert not graphs
+    for x in rest:
+        assert torch.allclose(adapter(x).softmax(1), plain(x).softmax(1), atol=1e-4)
+    known = len(graphs)
+    assert known >= 1
+    assert torch.allclose(adapter(first[:3]).softmax(1), plain(first[:3]).softmax(1), atol=1e-4)
+    assert torch.allclose(adapter.predict(first).softmax(1), plain.predict(first).softmax(1), atol=1e-4)
+    assert len(graphs) == known
+
+
+@pytest.mark.parametrize("name", list(ttvd.methods()))
+def test_methods_say_whether_they_can_be_recorded(name: str) -> None:
+    adapter = make_world(name)[1]()
+    inside = getattr(adapter, "adapter", adapter)
+    assert (find_obstacle(inside, torch.device("cpu")) is not None) == (name in EAGER)
+    if name not in EAGER:
+        assert "host" in str(find_obstacle(inside, torch.device("meta"))) or not inside.snapshot()
+
+
+def test_hooks_stand_against_a_recording() -> None:
+    adapter = make_world("tent")[1]()
+    adapter.model.register_forward_hook(lambda *_: None)
+    assert "hooks" in str(find_obstacle(adapter, torch.device("cpu")))
+
+
+CHANGES: dict[str, Callable[[Any], object]] = {
+    "learning rate": lambda tent: setattr(tent.optimizer, "lr", 0.5),
+    "attribute": lambda tent: setattr(tent, "note", "new"),
+    "validation": lambda tent: setattr(tent, "validation", "never"),
+    "method": lambda tent: setattr(tent, "loss", lambda x: None),
+    "requires_grad": lambda tent: tent.adapting()[0].requires_grad_(False),
+    "storage": lambda tent: setattr(tent.adapting()[0], "data", tent.adapting()[0].data.clone()),
+    "parameter": lambda tent: setattr(tent.model.norm1, "weight", nn.Parameter(torch.ones(8))),
+    "layer": lambda tent: setattr(tent.model, "norm1", nn.Identity()),
+    "hook": lambda tent: tent.model.register_forward_hook(lambda *_: None),
+    "double": lambda tent: tent.double(),
+}
+
+
+@pytest.mark.parametrize("what", [None, *CHANGES])
+def test_traits_see_what_a_step_depends_on(what: str | None) -> None:
+    adapter, (x, *_) = make_world("tent")[1](), make_batches()
+    adapter(x)
+    before = Traits(adapter, "cpu")
+    adapter(x)
+    adapter.reset()
+    adapter.load_state_dict(adapter.state_dict())
+    if what is not None:
+        CHANGES[what](adapter)
+    assert before.hold() == (what is None)
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+def test_traits_see_autocast(autocast: bool) -> None:
+    adapter = make_world("tent")[1]()
+    before = Traits(adapter, "cpu")
+    with torch.autocast("cpu", torch.bfloat16) if autocast else nullcontext():
+        assert before.hold() != autocast
+
+
+class OnDevice(Tensor):
+    """Says that it is where steps are recorded."""
+
+    is_cuda = True
+
+
+class Tape:
+    """Stands for a recording: notes what is recorded and played."""
+
+    def __init__(self, adapter: ttvd.Adapter, x: Tensor) -> None:
+        self.adapter = adapter
+        LOG.append(f"record {len(x)}")
+        if len(x) == 5:
+            raise RuntimeError("five is too much\nand more")
+
+    def play(self, x: Tensor) -> Tensor:
+        LOG.append(f"play {len(x)}")
+        return self.adapter._take(x, checked=False)
+
+
+LOG: list[str] = []
+
+
+@pytest.fixture
+def feed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
+    monkeypatch.setattr("ttvd.adapters.capture.Recording", Tape)
+
+    def feed(adapter: ttvd.Adapter, *sizes: int) -> list[str]:
+        LOG.clear()
+        for size in sizes:
+            adapter(make_batches(1)[0][:size].as_subclass(OnDevice))
+        return list(LOG)
+
+    return feed
+
+
+def test_a_shape_is_recorded_when_it_comes_again(feed: Callable[..., list[str]]) -> None:
+    tent = make_world("tent")[1]()
+    assert feed(tent, 6, 6, 6, 3, 6) == ["record 6", "play 6", "play 6", "play 6"]
+    assert feed(tent, 3, 6) == ["record 3", "play 3", "play 6"]
+    assert feed(tent, 1, 2, 4, 6, 3) == ["play 6"]  # three was not seen for longest
+    tent.optimizer.lr = 0.5  # type: ignore[union-attr]
+    assert feed(tent, 3, 3, 3) == ["record 3", "play 3", "play 3"]
+    tent.float()
+    assert feed(tent, 3, 3) == ["record 3", "play 3"]
+    tent.capture = "never"
+    assert feed(tent, 3, 3) == []
+
+
+def test_what_cannot_be_recorded_is_said_once(feed: Callable[..., list[str]]) -> None:
+    tent = make_world("tent")[1]()
+    with pytest.warns(UserWarning, match="five is too much") as caught:
+        assert feed(tent, 5, 5, 5, 6, 6) == ["record 5"]
+    assert len(caught) == 1
+    with pytest.warns(UserWarning, match="on the host"):
+        assert feed(make_world("roid")[1](), 6, 6, 6) == []
+
+
+def test_the_guard_spreads_and_leaves_other_devices_alone() -> None:
+    image, count, far = torch.ones(2, 3), torch.tensor([5]), torch.ones(2, device="meta")
+    keep_where(torch.tensor(False), [image, count, far], [torch.zeros(2, 1), torch.tensor([4]), far])
+    assert image.sum() == 0
+    assert count.item() == 4
+    assert not all_finite(torch.tensor([float("-inf"), 0.0]))
+
+
+def test_skipped_layers_share_their_weights_with_the_model() -> None:
+    net = ResNet(3, in_channels=1, widths=(8, 8), blocks=(1, 1))
+    sar = ttvd.create("sar", net, skip=("stages.1",))
+    assert isinstance(sar, ttvd.GradientAdapter)
+    assert len(sar.adapting()) == 6
+    assert sar.optimizer.size == 48
