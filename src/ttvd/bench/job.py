@@ -74,6 +74,8 @@ def build_adapter(spec: Spec, supply: Supply) -> Adapter:
     parameters = {name: _from_plain(name, value) for name, value in spec.parameters.items()}
     adapter = create(spec.method, fit_to_method(source, method, spec.views), **made, **parameters)
     adapter = adapter.to(supply.device)
+    if spec.precision == "bfloat16":
+        adapter.accelerate(precision="bfloat16", channels_last=True)
     return Episodic(adapter) if spec.episodic else adapter
 
 

@@ -106,12 +106,12 @@ def run(
     rows: list[Row] = []
     waiting: list[_Answer] = []
 
-    def settle() -> None:
-        for answer in waiting:
+    def settle(count: int) -> None:
+        for answer in waiting[:count]:
             rows.append(answer.score(0 if domains is None else domains[len(rows)]))
             if progress is not None:
                 progress(rows[-1])
-        waiting.clear()
+        del waiting[:count]
 
     for x, labels in batches:
         clock = _Clock(x.device)
@@ -119,9 +119,11 @@ def run(
         clock.stop()
         logits = logits if restrict is None else restrict(logits)
         waiting.append(_Answer(logits, labels, adapter.kept.detach().clone(), clock))
-        if not x.is_cuda or len(waiting) == _AHEAD:
-            settle()
-    settle()
+        if not x.is_cuda:
+            settle(1)
+        elif len(waiting) == _AHEAD:  # score the older half while the device is busy with the other
+            settle(_AHEAD // 2)
+    settle(len(waiting))
     if not rows:
         raise ValueError("the stream is empty: there is nothing to measure")
     return Record(tuple(rows))

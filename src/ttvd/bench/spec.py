@@ -12,6 +12,7 @@ from ttvd.bench.run import Record
 CLEAN = "none"
 Selection = Literal["last", "oracle"]
 Join = Literal["continual", "mixed"]
+Precision = Literal["float32", "bfloat16"]
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,7 @@ class Spec:
             scores the best by its labels, as TTAB defines it.
         steps: Of the oracle.
         episodic: Whether the adapter starts again at each batch.
+        precision: ``"float32"``, or ``"bfloat16"`` for networks that compute in it (with channels last).
         seed: Of the order and the method. Generated corruptions do not depend on it, as a released set is one set.
 
     Example:
@@ -93,6 +95,7 @@ class Spec:
     selection: Selection = "last"
     steps: int = 1
     episodic: bool = False
+    precision: Precision = "float32"
     seed: int = 0
 
     def document(self) -> dict[str, Any]:

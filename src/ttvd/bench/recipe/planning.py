@@ -171,6 +171,7 @@ def _make_spec(
         views=entry.part.views,
         sites=share,
         episodic=entry.part.episodic,
+        precision=recipe.precision,
     )
 
 

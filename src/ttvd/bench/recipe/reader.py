@@ -6,7 +6,7 @@ import tomllib
 from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 from ttvd.bench.recipe.parts import (
     NEEDS,
@@ -18,7 +18,7 @@ from ttvd.bench.recipe.parts import (
     Recipe,
     StreamPart,
 )
-from ttvd.bench.spec import CLEAN
+from ttvd.bench.spec import CLEAN, Precision
 from ttvd.data.corruptions import CORRUPTIONS, EXTRA
 
 T = TypeVar("T")
@@ -74,6 +74,7 @@ def parse_recipe(text: str, name: str) -> Recipe:
         if key in document:
             document[key] = _tuple(document[key])
     reader.check_rules(document.get("rules"))
+    reader.check_among([document.get("precision", "float32")], get_args(Precision), "the list of precisions")
     reader.check_among(document.get("checkpoints", {}), ("plain", *NEEDS), "checkpoints")
     return Recipe(**document)
 
