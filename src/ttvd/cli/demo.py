@@ -92,16 +92,17 @@ def _tabulate(results: "Results", file: Path) -> "Table":
     from ttvd.demo.page import make_table
 
     made = make_table(results)
+    headings = [heading if isinstance(heading, str) else heading.text for heading in made.headings]
     shown = Table(title="Corrupted digits; the best of a column is bold", box=box.SIMPLE_HEAD, pad_edge=False)
-    columns = [number for number, heading in enumerate(made.headings) if heading != "model"]
+    columns = [number for number, heading in enumerate(headings) if heading != "model"]
     for number in columns:
-        heading = made.headings[number].replace(" ", "\n")
+        heading = headings[number].replace(" ", "\n")
         shown.add_column(heading, justify="right" if number else "left", no_wrap=True)
     for row in made.rows:
         cells = [row[number] for number in columns]
         shown.add_row(*[f"[bold]{cell.text}[/bold]" if cell.best else cell.text for cell in cells])
     with file.open("w", newline="", encoding="utf-8") as out:
-        csv.writer(out).writerows([made.headings, *[[cell.text for cell in row] for row in made.rows]])
+        csv.writer(out).writerows([headings, *[[cell.text for cell in row] for row in made.rows]])
     return shown
 
 

@@ -9,9 +9,12 @@ import sys
 import typer
 
 from ttvd.cli.adapt import adapt
+from ttvd.cli.bench import bench
 from ttvd.cli.data import corrupt_set, data_app, draw_contact_sheet
 from ttvd.cli.demo import demo
 from ttvd.cli.methods import show_methods
+from ttvd.cli.report import report
+from ttvd.cli.runs import show_runs
 
 app = typer.Typer(
     name="ttvd",
@@ -25,7 +28,10 @@ app.command("adapt")(adapt)
 app.command("corrupt")(corrupt_set)
 app.command("contact-sheet")(draw_contact_sheet)
 app.add_typer(data_app, name="data")
+app.command("bench")(bench)
 app.command("methods")(show_methods)
+app.command("runs")(show_runs)
+app.command("report")(report)
 
 
 @app.callback(invoke_without_command=True)

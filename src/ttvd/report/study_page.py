@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ttvd.bench.figures import name_figures
 from ttvd.bench.study import study
 from ttvd.files import open_atomic
 from ttvd.report.document import (
@@ -29,7 +30,8 @@ from ttvd.report.tables import overview_table
 from ttvd.report.words import METRICS, RULES
 
 if TYPE_CHECKING:
-    from ttvd.bench.store import Failure, Store
+    from ttvd.bench.recipe import Recipe
+    from ttvd.bench.store import Failure, Figure, Store
 
 LEAD = (
     "A model that was trained on clean images meets a stream of corrupted ones, batch after batch and without labels. "
@@ -71,7 +73,7 @@ def make_page(
     plain = [results for results in several if len(results.conditions()) == 1]
     sections = [_compare(plain)] if len(plain) > 1 else []
     for results in several:
-        figures = draw_gallery(store.figures(results.study.recipe.name))
+        figures = draw_gallery(_list_figures(store, results.study.recipe))
         labels = {line.label for line in results.lines}
         chosen = reference if reference in labels or len(several) == 1 else None
         title = results.study.recipe.title if len(several) > 1 else "Results"
@@ -88,6 +90,12 @@ def make_page(
         _list_rules(several),
         "Made by ttvd from the store's rows; this page needs no other file and no network.",
     )
+
+
+def _list_figures(store: Store, recipe: Recipe) -> list[Figure]:
+    """The stored figures that the recipe still asks for."""
+    wanted = name_figures(recipe)
+    return [figure for figure in store.figures(recipe.name) if figure.name in wanted]
 
 
 def write_report(document: Document, folder: Path, page: str = "index.html") -> list[Path]:

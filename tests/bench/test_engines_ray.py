@@ -1,0 +1,74 @@
+"""A Ray cluster of this machine; it is started once, by the one test that needs it."""
+
+import os
+import signal
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.bench.engine_fakes import do_here, plan_small, prepare_slow, strip
+from ttvd.bench.engines import Advanced, Broken, Event, Finished, Noted, RayEngine, Started
+from ttvd.bench.setting import Setting
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.slow
+def test_the_rows_are_those_of_any_engine_and_a_killed_worker_costs_nothing_but_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import ray
+
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))  # where the job of this test is found
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")  # else it writes a file into the home folder
+    handler = signal.getsignal(signal.SIGTERM)
+    _, members, shared = plan_small()
+    specs = [member.spec for member in members]
+    fails = replace(specs[0], method="nonsense")
+    events: list[Event] = []
+    for event in RayEngine(jobs=1, prepare=prepare_slow).run([fails, *specs], Setting(), shared):
+        if isinstance(event, Advanced) and event.key == specs[1].key and not kinds(events, Noted):
+            worker = next(e.worker for e in reversed(events) if isinstance(e, Started))
+            os.kill(int(worker.split()[-1]), signal.SIGKILL)
+        events.append(event)
+    done = {event.key: event.run for event in events if isinstance(event, Finished)}
+    alone = do_here(specs)
+    assert {key: strip(run) for key, run in done.items()} == {key: strip(run) for key, run in alone.items()}
+    assert all(run.facts.threads == 1 for run in done.values())
+    [broken] = [event for event in events if isinstance(event, Broken)]
+    assert broken.key == fails.key
+    assert "no method is called 'nonsense'" in broken.text
+    [note] = [event for event in events if isinstance(event, Noted)]
+    assert "worker process has died" in note.text
+    assert [event.key for event in events if isinstance(event, Started)] == [
+        fails.key, specs[0].key, specs[1].key, specs[1].key,
+    ]  # fmt: skip
+    assert not ray.is_initialized()
+    assert signal.getsignal(signal.SIGTERM) == handler
+
+
+def kinds(events: list[Event], kind: type) -> list[Event]:
+    return [event for event in events if isinstance(event, kind)]
+
+
+@pytest.mark.parametrize("gpus", [0.0, -1.0, 1.5, float("nan")])
+def test_shares_of_a_gpu_that_ray_cannot_give_are_refused(gpus: float) -> None:
+    with pytest.raises(ValueError, match="share of a GPU"):
+        RayEngine(gpus=gpus)
+
+
+def test_a_remote_client_is_refused() -> None:
+    with pytest.raises(ValueError, match="node of the cluster"):
+        RayEngine("ray://head:10001")
+
+
+def test_an_engine_without_workers_is_refused() -> None:
+    with pytest.raises(ValueError, match="at least one job"):
+        RayEngine(jobs=0)
+
+
+@pytest.mark.parametrize(("address", "message"), [("127.0.0.1:1", "ray start --head"), ("head", "HOST:PORT")])
+def test_a_cluster_that_is_not_there_is_noticed_at_once(address: str, message: str) -> None:
+    with pytest.raises((ValueError, OSError), match=message):
+        next(RayEngine(address).run([], Setting()))

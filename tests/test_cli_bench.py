@@ -1,0 +1,258 @@
+"""``ttvd bench`` as people meet it: what it says, its exit codes, and kills of all kinds."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Generator, Iterable
+from pathlib import Path
+
+import pytest
+import typer.testing
+
+from tests.bench.engine_fakes import SMALL, PlainEngine, do_here, strip
+from ttvd.bench.engines import Started
+from ttvd.bench.engines.events import Event, Job, Shared
+from ttvd.bench.engines.worker import prepare_bench
+from ttvd.bench.setting import Setting
+from ttvd.bench.spec import Run, Spec
+from ttvd.bench.store import Store
+from ttvd.cli.main import app
+
+RUNNER = typer.testing.CliRunner()
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Path:
+    path = tmp_path / "small.toml"
+    path.write_text(SMALL)
+    return path
+
+
+def run_bench(*arguments: object) -> typer.testing.Result:
+    return RUNNER.invoke(app, ["bench", *map(str, arguments)], env={"COLUMNS": "120"})
+
+
+def prepare_half(setting: Setting, shared: Shared) -> Job:
+    """The real job, but for Tent."""
+    job = prepare_bench(setting, shared)
+
+    def refuse(spec: Spec, progress: Callable[[int, int], None]) -> Run:
+        if spec.method == "tent":
+            raise RuntimeError("no [tent] today")
+        return job(spec, progress)
+
+    return refuse
+
+
+class Impatient(PlainEngine):
+    """Somebody presses Ctrl-C in the second run."""
+
+    def run(
+        self, specs: Iterable[Spec | None], setting: Setting, shared: Shared | None = None
+    ) -> Generator[Event, None, None]:
+        for number, event in enumerate(super().run(specs, setting, shared)):
+            if number and isinstance(event, Started):
+                os.kill(os.getpid(), signal.SIGINT)
+            yield event
+
+
+def use(monkeypatch: pytest.MonkeyPatch, engine: PlainEngine) -> None:
+    """Have the command use this engine."""
+    monkeypatch.setattr("ttvd.cli.bench._make_engine", lambda *arguments: engine)
+
+
+def test_runs_are_done_shown_and_stored(
+    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use(monkeypatch, PlainEngine(prepare_bench))
+    path = tmp_path / "new" / "runs.db"
+    result = run_bench(recipe, "--store", path)
+    assert result.exit_code == 0, result.output
+    assert "2 runs to do\n" in result.output
+    assert re.search(
+        r"\[1/2\] bn, gaussian noise 5, digits-plain, seed 0: error \d+\.\d %, \d+\.\d s", result.output
+    )
+    assert "Two methods" in result.output
+    assert re.search(r"tent +\d+\.\d +\d+\.\d", result.output)
+    assert result.output.endswith(f"2 runs done. The store: {path}\nNext: ttvd report {path}\n")
+    with Store(path, readonly=True) as store:
+        assert len(store.done()) == 2
+    again = run_bench(recipe, "--store", path, "--seeds", "0,1")
+    assert "2 runs to do, 2 are in the store already" in again.output
+
+
+def test_failed_runs_are_listed(recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    use(monkeypatch, PlainEngine(prepare_half))
+    result = run_bench(recipe, "--store", tmp_path / "runs.db")
+    assert result.exit_code == 1
+    assert "1 run done, 1 failed." in result.output
+    assert (
+        "failed: tent, gaussian noise 5, digits-plain, seed 0: RuntimeError: no [tent] today" in result.output
+    )
+    [key] = re.findall(r"ttvd runs \S+ ([0-9a-f]{8})$", result.output, re.MULTILINE)
+    with Store(tmp_path / "runs.db", readonly=True) as store:
+        assert store.failures()[0].key.startswith(key)
+
+
+def test_figures_are_made_once_and_a_bad_one_is_refused_before_any_work(
+    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use(monkeypatch, PlainEngine(prepare_bench))
+    recipe.write_text(SMALL + '\n[[figures]]\nkind = "samples"\ncheckpoint = "digits-sla"\nlimit = 64\n')
+    store = tmp_path / "runs.db"
+    assert run_bench(recipe, "--store", store).exit_code == 0
+    with Store(store, readonly=True) as opened:
+        (figure,) = opened.figures("small")
+    assert figure.description["kind"] == "samples"
+    monkeypatch.setattr("ttvd.bench.figures.kinds.make_figure", lambda *_: 1 / 0)
+    assert run_bench(recipe, "--store", store).exit_code == 0  # it is there, and not made again
+    recipe.write_text(recipe.read_text().replace("limit = 64", "limit = 65"))
+    changed = run_bench(recipe, "--store", store)
+    assert changed.exit_code == 1
+    assert "failed: figure 01-samples of small: ZeroDivisionError" in changed.output
+    recipe.write_text(recipe.read_text().replace("samples", "sample"))
+    result = run_bench(recipe, "--store", tmp_path / "new.db")
+    assert isinstance(result.exception, ValueError)
+    assert not (tmp_path / "new.db").exists()
+
+
+def test_ctrl_c(recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Impatient(prepare_bench)
+    use(monkeypatch, engine)
+    result = run_bench(recipe, "--store", tmp_path / "runs.db")
+    assert result.exit_code == 130
+    assert "the same command goes on from there" in result.output
+    assert engine.closed
+
+
+def test_a_dry_run_writes_nothing(recipe: Path, tmp_path: Path) -> None:
+    result = run_bench(
+        recipe, "--store", tmp_path / "runs.db", "--dry-run", "--seeds", "3,4,5", "--limit", 64
+    )
+    assert result.exit_code == 0, result.output
+    assert re.search(r"tent +digits-plain +3 +0", result.output)
+    assert "6 of 6 runs to do; nothing was written." in result.output
+    assert list(tmp_path.iterdir()) == [recipe]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--engine", "slurm"], "--engine is local or ray, got 'slurm'"),
+        (["--data", "/nowhere"], "--data: there is no folder /nowhere"),
+        (["--checkpoints", "/nowhere"], "--checkpoints: there is no folder /nowhere"),
+        (["--seeds", "1,x"], "--seeds takes different whole numbers"),
+        (["--seeds", "1,1"], "--seeds takes different whole numbers"),
+        (["--device", "toaster"], "no device is called 'toaster'"),
+        (["--address", "auto"], "--address goes with --engine ray"),
+        (["--engine", "ray", "--gpus", "1.5"], "share of a GPU"),
+        (["another.toml"], "no recipe at another.toml"),
+        (["small.toml"], "two recipes are called small"),
+    ],
+)
+def test_what_cannot_be_used_is_said_before_any_work(
+    recipe: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], message: str
+) -> None:
+    monkeypatch.chdir(recipe.parent)
+    result = run_bench(recipe, "--store", "runs.db", *arguments)
+    assert isinstance(result.exception, ValueError | OSError)
+    assert message in str(result.exception)
+    assert list(recipe.parent.iterdir()) == [recipe]
+
+
+@pytest.mark.parametrize("change", [("digits-plain", "nowhere"), ("gaussian_noise", "gausian_noise")])
+def test_a_recipe_that_cannot_be_run_is_refused_before_any_work(
+    recipe: Path, change: tuple[str, str]
+) -> None:
+    recipe.write_text(SMALL.replace(*change))
+    result = run_bench(recipe, "--store", recipe.parent / "runs.db", "--jobs", 1)
+    assert isinstance(result.exception, ValueError | OSError)
+    assert change[1] in str(result.exception)
+    assert list(recipe.parent.iterdir()) == [recipe]
+
+
+# Real processes.
+
+
+class Command:
+    """``ttvd bench`` in a session of its own, as in a terminal."""
+
+    def __init__(self, recipe: Path, store: Path) -> None:
+        code = "import sys; from ttvd.cli import main; main()"
+        arguments = ["bench", recipe, "--store", store, "--jobs", 1, "--seeds", ",".join(map(str, range(12)))]
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", code, *map(str, arguments)],
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
+        )  # fmt: skip
+
+    def wait_for_a_run(self) -> list[int]:
+        """All its processes, once a run is done."""
+        assert self.process.stdout is not None
+        seen = ""
+        while not (line := self.process.stdout.readline()).startswith("["):
+            assert line, seen
+            seen += line
+        return members_of(self.process.pid)
+
+    def end(self) -> tuple[int, str]:
+        text, _ = self.process.communicate(timeout=60)
+        return self.process.returncode, text
+
+    def leftovers(self) -> list[int]:
+        """Processes that are there seconds after its end."""
+        end = time.monotonic() + 5
+        while members_of(self.process.pid) and time.monotonic() < end:
+            time.sleep(0.05)
+        return members_of(self.process.pid)
+
+
+def members_of(session: int) -> list[int]:
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            fields = (entry / "stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(fields[3]) == session and fields[0] != "Z":
+            found.append(int(entry.name))
+    return found
+
+
+def count_done(text: str) -> int:
+    [number] = re.findall(r"^(\d+) runs? done", text, re.MULTILINE)
+    return int(number)
+
+
+@pytest.mark.slow
+def test_it_goes_on_after_ctrl_c_and_kill_and_two_can_share_the_work(recipe: Path, tmp_path: Path) -> None:
+    path = tmp_path / "runs.db"
+    stopped = Command(recipe, path)
+    assert len(stopped.wait_for_a_run()) >= 2  # driver and worker
+    os.killpg(stopped.process.pid, signal.SIGINT)
+    code, text = stopped.end()
+    assert code == 130
+    assert "the same command goes on from there" in text
+    assert "Traceback" not in text
+    assert stopped.leftovers() == []
+
+    killed = Command(recipe, path)
+    killed.wait_for_a_run()
+    os.kill(killed.process.pid, signal.SIGKILL)
+    killed.end()
+    assert killed.leftovers() == []  # its worker has noticed
+
+    with Store(path, readonly=True) as store:
+        before = store.done()
+        assert 2 <= len(before) < 24
+    both = [Command(recipe, path) for _ in range(2)]
+    results = [command.end() for command in both]
+    assert [code for code, _ in results] == [0, 0], results
+    assert sum(count_done(text) for _, text in results) == 24 - len(before)
+    with Store(path, readonly=True) as store:
+        runs = store.load(store.done())
+        specs = [member.spec for member in store.members("small")]
+    alone = do_here(specs)
+    assert {key: strip(run) for key, run in runs.items()} == {key: strip(run) for key, run in alone.items()}
