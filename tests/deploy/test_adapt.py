@@ -7,31 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from typer.testing import CliRunner
 
 import ttvd
+from tests.deploy.commands import RUNNER, run_adapt
 from ttvd.cli.main import app
 from ttvd.models.views import AggregatedViews
-
-RUNNER = CliRunner()
-
-
-def run_adapt(source: Path, out: Path, *options: str, method: str = "ttvd") -> list[dict[str, str]]:
-    arguments = [
-        "adapt",
-        str(source),
-        "--model",
-        "digits-sla",
-        "--out",
-        str(out),
-        "--method",
-        method,
-        *options,
-    ]
-    result = RUNNER.invoke(app, arguments, catch_exceptions=False)
-    assert result.exit_code == 0, result.output
-    with out.open(newline="") as file:
-        return list(csv.DictReader(file))
 
 
 def test_predictions_are_those_of_the_library_in_input_order(digits: Path, tmp_path: Path) -> None:

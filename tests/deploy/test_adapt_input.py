@@ -1,6 +1,5 @@
 """What `ttvd adapt` does with inputs that are not as they should be."""
 
-import csv
 import subprocess
 import sys
 from pathlib import Path
@@ -9,30 +8,10 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from typer.testing import CliRunner
 
+from tests.deploy.commands import RUNNER, run_adapt
 from ttvd.cli.main import app
 from ttvd.deploy.inputs import iterate_batches, open_inputs
-
-RUNNER = CliRunner()
-
-
-def run_adapt(source: Path, out: Path, *options: str, method: str = "ttvd") -> list[dict[str, str]]:
-    arguments = [
-        "adapt",
-        str(source),
-        "--model",
-        "digits-sla",
-        "--out",
-        str(out),
-        "--method",
-        method,
-        *options,
-    ]
-    result = RUNNER.invoke(app, arguments, catch_exceptions=False)
-    assert result.exit_code == 0, result.output
-    with out.open(newline="") as file:
-        return list(csv.DictReader(file))
 
 
 def test_images_that_do_not_fit_the_model_are_explained(digits: Path, tmp_path: Path) -> None:
