@@ -149,6 +149,7 @@ def test_a_dry_run_writes_nothing(recipe: Path, tmp_path: Path) -> None:
         (["--device", "toaster"], "no device is called 'toaster'"),
         (["--address", "auto"], "--address goes with --engine ray"),
         (["--engine", "ray", "--gpus", "1.5"], "share of a GPU"),
+        (["--gpus", "0"], "share of a GPU above 0"),
         (["another.toml"], "no recipe at another.toml"),
         (["small.toml"], "two recipes are called small"),
     ],
@@ -172,6 +173,12 @@ def test_a_recipe_that_cannot_be_run_is_refused_before_any_work(
     assert isinstance(result.exception, ValueError | OSError)
     assert change[1] in str(result.exception)
     assert list(recipe.parent.iterdir()) == [recipe]
+
+
+def test_a_store_below_a_file_is_refused_with_what_to_do(recipe: Path) -> None:
+    result = run_bench(recipe, "--store", recipe / "runs.db", "--jobs", 1)
+    assert isinstance(result.exception, ValueError)
+    assert "its folder cannot be made" in str(result.exception)
 
 
 # Real processes.

@@ -76,3 +76,10 @@ def test_bad_questions(tmp_path: Path, arguments: list[str], message: str) -> No
     assert isinstance(result.exception, ValueError | OSError)
     assert message in str(result.exception)
     assert not (tmp_path / "out").exists()
+
+
+def test_a_file_is_no_folder_for_the_page(tmp_path: Path) -> None:
+    store = save(tmp_path / "runs.db")
+    result = report(store, "--out", store)
+    assert isinstance(result.exception, NotADirectoryError)
+    assert "is a file; give a folder" in str(result.exception)

@@ -224,3 +224,23 @@ def test_faults_of_the_store_end_with_code_2_and_without_traceback(
     error = capsys.readouterr().err
     assert error.startswith(f"ttvd: error: {path} is not a store")
     assert len(error.splitlines()) == 1
+
+
+def test_runs_that_differ_in_their_settings_are_told_apart(tmp_path: Path) -> None:
+    path = tmp_path / "grid.db"
+    specs = [replace(make_spec("tent"), parameters={"lr": lr}, batch_size=8) for lr in (0.1, 0.2)]
+    with Store(path) as opened:
+        for spec in specs:
+            opened.add(make_run(spec, 6))
+    text = RUNNER.invoke(app, ["runs", str(path)]).output
+    assert "setting" in text
+    assert "lr 0.1" in text
+    assert "lr 0.2" in text
+    assert "batch size" not in text
+
+
+def test_filters_that_leave_nothing_say_so(store: Path) -> None:
+    assert (
+        "no runs that fit; 2 of the store are done"
+        in RUNNER.invoke(app, ["runs", str(store), "--seed", "9"]).output
+    )

@@ -4,11 +4,14 @@ import os
 import signal
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from tests.bench.engine_fakes import do_here, plan_small, prepare_slow, strip
+from ttvd import __version__
 from ttvd.bench.engines import Advanced, Broken, Event, Finished, Noted, RayEngine, Started
+from ttvd.bench.engines.ray import _RayCrew
 from ttvd.bench.setting import Setting
 
 ROOT = Path(__file__).parents[2]
@@ -46,6 +49,29 @@ def test_the_rows_are_those_of_any_engine_and_a_killed_worker_costs_nothing_but_
     ]  # fmt: skip
     assert not ray.is_initialized()
     assert signal.getsignal(signal.SIGTERM) == handler
+
+
+class _Ray:
+    """As much of Ray as a newcomer's introduction needs: what is not a text is a failure to start."""
+
+    exceptions = SimpleNamespace(RayError=RuntimeError)
+
+    @staticmethod
+    def get(handle: str) -> tuple[str, str]:
+        if handle.startswith("bad"):
+            raise RuntimeError("no room")
+        return handle, __version__
+
+
+def test_starts_that_fail_now_and_then_do_not_end_a_long_grid() -> None:
+    crew = object.__new__(_RayCrew)
+    handles = ["bad 1", "bad 2", "good 1", "bad 3", "bad 4", "good 2"]
+    crew._ray, crew._idle, crew._failed_starts = _Ray, [], 0
+    crew._coming = dict.fromkeys([*handles, "bad 5", "bad 6", "bad 7"])
+    notes = [event for handle in handles for event in crew._welcome(handle)]
+    assert (len(notes), [member.name for member in crew._idle]) == (4, ["good 1", "good 2"])
+    with pytest.raises(OSError, match="end before they begin"):
+        [event for handle in ("bad 5", "bad 6", "bad 7") for event in crew._welcome(handle)]
 
 
 def kinds(events: list[Event], kind: type) -> list[Event]:

@@ -1,6 +1,8 @@
 """A run against a loop written by hand, from the data files to the numbers."""
 
 from dataclasses import replace
+from importlib.resources import files
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,12 +11,15 @@ import torch
 import ttvd
 from ttvd.bench.job import build_adapter, execute, make_order
 from ttvd.bench.recipe import parse_recipe, plan
+from ttvd.bench.run import choose_step
 from ttvd.bench.setting import Setting
 from ttvd.bench.spec import Domain, Run, Spec
 from ttvd.bench.supply import Supply
 from ttvd.data.corruptions import corrupt
 from ttvd.data.digits import split_digits
 from ttvd.data.sets import load_set
+from ttvd.models.sites import Sites
+from ttvd.models.zoo import sites_path
 
 TEXT = """
 data.set = "digits"
@@ -110,6 +115,14 @@ def test_continual_rows_name_their_domain_and_state_is_carried_over(supply: Supp
     assert [row.metrics for row in fresh.record.rows] != [row.metrics for row in run.record.rows[3:]]
 
 
+def test_no_batch_of_a_continual_stream_has_images_of_two_domains(supply: Supply) -> None:
+    spec = replace(make_spec(supply, "source"), domains=(Domain("fog"), Domain("snow"), Domain()), limit=20)
+    run = execute(spec, supply)
+    assert [(row.metrics["n"], row.domain) for row in run.record.rows] == [(20, 0), (20, 1), (20, 2)]
+    each = [execute(replace(spec, domains=(domain,)), supply).record.rows[0] for domain in spec.domains]
+    assert [row.metrics["correct"] for row in run.record.rows] == [row.metrics["correct"] for row in each]
+
+
 def test_mixed_domains_show_every_image_once_in_each(supply: Supply) -> None:
     spec = replace(make_spec(supply, "bn"), domains=(Domain("fog"), Domain("snow")), join="mixed")
     order = make_order(spec, supply)
@@ -143,7 +156,7 @@ def test_an_image_is_corrupted_alike_whatever_the_limit(supply: Supply) -> None:
 
 def test_sites_from_a_share_of_the_source_data(supply: Supply) -> None:
     spec = make_spec(supply, "civd")
-    few = replace(spec, sites=0.05)
+    few = replace(spec, sites=0.05, weights=supply.weights(spec.checkpoint))
     a, b = build_adapter(spec, supply), build_adapter(few, supply)
     x = supply.batch(spec, spec.domains[0], torch.arange(32))
     assert not torch.equal(a(x), b(x))
@@ -156,6 +169,58 @@ def test_the_oracle_keeps_the_best_step(supply: Supply) -> None:
     best = execute(replace(spec, selection="oracle", steps=6), supply)
     assert best.record.rows[0].metrics["correct"] >= last.record.rows[0].metrics["correct"]  # type: ignore[operator]
     assert best.facts.backwards == 6.0
+
+
+def test_an_episodic_oracle_takes_all_its_steps_on_each_batch_and_forgets_them(supply: Supply) -> None:
+    spec = replace(
+        make_spec(supply, "tent", "set = { lr = 0.05 }"), selection="oracle", steps=6, episodic=True
+    )
+    run = execute(spec, supply)
+    adapter = build_adapter(spec, supply)
+    order = make_order(spec, supply)
+    labels = supply.labels(spec)
+    for number, row in enumerate(run.record.rows):
+        index = torch.from_numpy(order[64 * number : 64 * (number + 1), 1])
+        adapter.reset()
+        logits = choose_step(adapter, supply.batch(spec, spec.domains[0], index), labels[index], 6)
+        assert row.metrics["correct"] == int((logits.argmax(1) == labels[index]).sum())
+    one_step = execute(replace(spec, steps=1), supply)
+    assert run.totals["error"] < one_step.totals["error"]
+
+
+@pytest.mark.parametrize("method", ["eata", "adanpc"])
+@pytest.mark.parametrize("views", [1, 4])
+def test_what_methods_need_of_the_source_is_that_of_the_model_as_they_see_it(
+    supply: Supply, method: str, views: int
+) -> None:
+    more = f'checkpoint = "digits-sla"\nviews = {views}'
+    if (method, views) == ("adanpc", 4):
+        with pytest.raises(ValueError, match="features of one view"):
+            make_spec(supply, method, more)
+    else:
+        assert execute(make_spec(supply, method, more), supply).totals["n"] == 150
+
+
+def test_other_weights_or_images_than_those_of_the_plan_are_refused(supply: Supply) -> None:
+    spec = make_spec(supply, "bn")
+    with pytest.raises(ValueError, match="must make the same one each time"):
+        execute(replace(spec, weights="0" * 16), supply)
+    with pytest.raises(ValueError, match="if they were changed meanwhile"):
+        execute(replace(spec, content="0" * 16), supply)
+
+
+def test_other_sites_of_the_same_model_make_other_runs(tmp_path: Path) -> None:
+    home = sites_path("", "digits-sla").name
+    for file in (Path(str(files("ttvd.models"))) / "checkpoints").glob("digits-sla*"):
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    setting = Setting(checkpoints=tmp_path)
+    before = {name: make_spec(Supply(setting), name, 'checkpoint = "digits-sla"') for name in ("ttvd", "bn")}
+    sites = Sites.load(tmp_path / home)
+    warm = {name: 2 * tau for name, tau in sites.temperatures.items()}
+    sites.with_temperatures(warm).save(tmp_path / home)
+    after = {name: make_spec(Supply(setting), name, 'checkpoint = "digits-sla"') for name in before}
+    assert before["ttvd"].key != after["ttvd"].key
+    assert before["bn"].key == after["bn"].key
 
 
 @pytest.mark.parametrize("method", ["eata", "adanpc"])

@@ -48,3 +48,33 @@ def test_the_oracle_scores_what_it_chose() -> None:
     adapter = ttvd.create("tent", make_net(), lr=0.02)
     wrong = [int((choose_step(adapter, x, y, 5).argmax(1) != y).sum()) for x, y in batches]
     assert best.wrong().tolist() == wrong
+
+
+def test_steps_are_judged_by_the_outputs_that_are_scored() -> None:
+    """A set that shows the model's classes 2 and 0, as its own classes 0 and 1."""
+    columns, differ = torch.tensor([2, 0]), 0
+    for seed in range(12):
+        x, y = make_batch(seed)
+        y = y % 2
+        chosen = choose_step(
+            ttvd.create("tent", make_net(), lr=0.3), x, y, 5, lambda logits: logits[:, columns]
+        )
+        twin, correct = ttvd.create("tent", make_net(), lr=0.3), []
+        for _ in range(5):
+            twin(x)
+            correct.append(int((twin.predict(x)[:, columns].argmax(1) == y).sum()))
+        assert int((chosen.argmax(1) == y).sum()) == max(correct)
+        differ += len(set(correct)) > 1
+    assert differ > 1  # else any step would pass
+
+
+def test_the_share_that_was_kept_is_that_of_the_chosen_step() -> None:
+    adapter, (x, y) = ttvd.create("eta", make_net(), lr=0.5, margin=0.9, similarity=0.9), make_batch(0)
+    choose_step(adapter, x, y, 6)
+    twin, tried = ttvd.create("eta", make_net(), lr=0.5, margin=0.9, similarity=0.9), []
+    for _ in range(6):
+        twin(x)
+        out = twin.predict(x)
+        tried.append((int((out.argmax(1) == y).sum()), -float(F.cross_entropy(out, y)), float(twin.kept)))
+    assert len({kept for *_, kept in tried}) > 1
+    assert float(adapter.kept) == max(tried)[2]

@@ -1,6 +1,7 @@
 """Recipes: what is read, what is refused and with which words, and which runs a recipe asks for."""
 
 from collections import Counter
+from importlib.resources import files
 from pathlib import Path
 
 import pytest
@@ -79,6 +80,12 @@ def test_defaults() -> None:
         ('data.set = "digits"\nstream.alpha = 1\n[[methods]]\nname = "bn"', "has no 'alpha'"),
         ('data.set = "digits"\nstream.batch_size = 0\n[[methods]]\nname = "bn"', "at least 1"),
         ('data.set = "digits"\n[[methods]]\nlabel = "bn"', "not complete"),
+        ('data.set = "digits"\ndata.severity = 7\n[[methods]]\nname = "bn"', "from 1 to 5"),
+        ('data.set = "digits"\ndata.limit = -5\n[[methods]]\nname = "bn"', "limit must be a whole number"),
+        ('data.set = "digits"\noracle.steps = 0\n[[methods]]\nname = "bn"', "[oracle] steps must be"),
+        ('data.set = "digits"\nsites = [1.5]\n[[methods]]\nname = "bn"', "in (0, 1]"),
+        ('data.set = "digits"\n[[methods]]\nname = "bn"\nseeds = [-1]', "a seed must be a whole number"),
+        ('data.set = "digits"\nset.lr = inf\n[[methods]]\nname = "bn"', "inf and nan"),
         ('data.set = "digits"\ngrid.lr = 0.1\n[[methods]]\nname = "bn"', "a list of values"),
         ('data.set = "digits"\ncheckpoints.plane = "x"\n[[methods]]\nname = "bn"', "did you mean 'plain'"),
     ],
@@ -108,7 +115,13 @@ def test_files_that_are_no_recipes(tmp_path: Path) -> None:
         ('[[methods]]\nname = "ttt"\ncheckpoint = "digits-plain"', "ttt needs a rotation head"),
         ('[[methods]]\nname = "ttvd"\ncheckpoint = "digits-slo"', "did you mean"),
         ('[[methods]]\nname = "ttvd"\nviews = 4', "takes no views"),
-        ('[[methods]]\nname = ["bn", "bn"]', "two lines are called 'bn'"),
+        ('[[methods]]\nname = "t3a"\ncheckpoint = "digits-sla"\nviews = 4', "does not map features"),
+        (
+            '[[methods]]\nname = "bn"\n[stream]\norder = "dirichlet"\nalpha = [1.0, -1.0]',
+            "alpha must be positive",
+        ),
+        ('[[methods]]\nname = "bn"\ncheckpoint = "digits-plane"\nviews = 4', "tells 3 classes apart"),
+        ('[[methods]]\nname = "bn"\n[[methods]]\nname = "bn"', "two lines are called 'bn'"),
         ('[[methods]]\nname = ["bn", "tent"]\nlabel = "x"', "cannot stand for 2 methods"),
     ],
 )
@@ -199,3 +212,35 @@ def test_a_method_with_a_seed_gets_that_of_the_run() -> None:
     assert members[0].spec.parameters["seed"] == 3
     members = make_plan('[[methods]]\nname = "roid"\nseeds = [3]\nset = { seed = 7 }')
     assert members[0].spec.parameters["seed"] == 7
+
+
+def test_corruptions_that_are_reported_do_not_choose() -> None:
+    text = BASE.replace('["fog"]', '["fog", "spatter"]')
+    line = '[[methods]]\nname = "tent"\ngrid = { lr = [0.1, 0.2] }\nrules = ["RULE"]'
+    with pytest.raises(ValueError, match="spatter is reported and chooses parameters too"):
+        plan(parse_recipe(text + line.replace("RULE", "validation"), "test"), Supply(Setting()))
+    assert plan(parse_recipe(text + line.replace("RULE", "grid-best"), "test"), Supply(Setting()))
+
+
+def test_a_search_without_steps_is_never_called_one_fixed_setting() -> None:
+    text = BASE + '[[methods]]\nname = "t3a"\ngrid = { supports = [1, 5] }\nrules = ["oracle"]'
+    [entry] = list_entries(parse_recipe(text, "test"))
+    assert entry.rules == ("grid-best",)
+
+
+def test_a_whole_number_for_a_real_one_is_the_same_run() -> None:
+    keys = {
+        make_plan(f'[[methods]]\nname = "tent"\nset = {{ momentum = {zero} }}')[0].spec.key
+        for zero in ("0", "0.0")
+    }
+    assert len(keys) == 1
+
+
+def test_a_plan_does_not_go_through_the_source_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for end in ("json", "safetensors"):
+        name = f"digits-sla.{end}"
+        (tmp_path / name).write_bytes((Path(str(files("ttvd.models"))) / "checkpoints" / name).read_bytes())
+    monkeypatch.setattr(Supply, "_training", lambda *_: pytest.fail("the source data were asked for"))
+    text = BASE.replace("digits-plain", "digits-sla").replace("digits-rotation", "digits-sla")
+    recipe = parse_recipe(text + '[[methods]]\nname = ["ttvd", "eata", "adanpc"]', "test")
+    assert len(plan(recipe, Supply(Setting(checkpoints=tmp_path)))) == 3

@@ -106,3 +106,11 @@ def test_recipes_of_one_store_only_are_named() -> None:
     )
     assert page.notices[0].text == "Recipes only in a: one; only in b: two."
     assert [section.title for section in page.sections] == ["Runs"]
+
+
+def test_another_fixed_parameter_is_told() -> None:
+    now = make_store(FIXED + '[[methods]]\nname = "tent"\nlabel = "mine"\nset = { lr = 0.5 }\n')
+    before = make_store(FIXED + '[[methods]]\nname = "tent"\nlabel = "mine"\nset = { lr = 0.25 }\n')
+    row = next(row for row in compare(now, before)["basic-lines"].rows if row[0].text == "mine")
+    assert row[1].note == "lr 0.5"
+    assert row[2].text == "lr 0.25"

@@ -155,10 +155,10 @@ def test_only_the_recipes_that_were_asked_for() -> None:
 
 
 def test_figures_that_cannot_be_drawn_are_named() -> None:
-    store = FakeStore(("sizes", CONDITIONS), batches=3)
-    store.pictures = [Figure("my figure", "sizes", {"kind": "hologram"}, b"")]
+    store = FakeStore(("sizes", CONDITIONS + '[[figures]]\nkind = "hologram"\n'), batches=3)
+    store.pictures = [Figure("01-hologram", "sizes", {"kind": "hologram"}, b"")]
     html = render_document(make_page(cast(Store, store)))
-    assert "The figure my figure of the store cannot be drawn" in html
+    assert "The figure 01-hologram of the store cannot be drawn" in html
     assert "hologram" in html
 
 

@@ -9,12 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ttvd.adapters import Adapter, Episodic, create, find_method
+from ttvd.adapters import Adapter, create, find_method
 from ttvd.adapters.fit import fit_to_method
 from ttvd.bench.memory import watch_memory
 from ttvd.bench.run import Row, run
 from ttvd.bench.spec import Facts, Run, Spec
-from ttvd.bench.supply import Supply, check_method
+from ttvd.bench.supply import Supply, check_method, check_origin
 from ttvd.data import streams
 from ttvd.data.streams import Order
 from ttvd.models.norms import Statistics
@@ -40,9 +40,10 @@ def execute(spec: Spec, supply: Supply, progress: Callable[[int, int], None] | N
         supply: Where its parts come from.
         progress: Called with the number of batches done and of all batches.
     """
+    check_origin(spec, supply)
     adapter = build_adapter(spec, supply)
     order = make_order(spec, supply)
-    batches = streams.batches(order, spec.batch_size)
+    batches = cut_order(spec, order)
     labels = supply.labels(spec)
     restriction = supply.restriction(spec.data)
     done = 0
@@ -59,24 +60,25 @@ def execute(spec: Spec, supply: Supply, progress: Callable[[int, int], None] | N
             adapter,
             _stream(spec, supply, batches, labels),
             progress=advance,
-            domains=[_domain_of(spec, rows) for rows in batches],
+            domains=[0 if spec.join == "mixed" else int(rows[0, 0]) for rows in batches],
             oracle=spec.steps if spec.selection == "oracle" else 0,
+            episodic=spec.episodic,
             restrict=None if restriction is None else restriction.restrict,
         )
     return Run(spec, record, _state_facts(spec, supply, order, started, peak.bytes))
 
 
 def build_adapter(spec: Spec, supply: Supply) -> Adapter:
-    """The adapter of a run, fresh."""
+    """The adapter of a run, fresh; an episodic run resets it itself."""
     check_method(spec, supply)
     method, source = find_method(spec.method), supply.source(spec.checkpoint)
-    made = supply.ingredients(method, spec.checkpoint, spec.data, spec.sites)
+    made = supply.ingredients(method, spec.checkpoint, spec.data, spec.sites, spec.views)
     parameters = {name: _from_plain(name, value) for name, value in spec.parameters.items()}
     adapter = create(spec.method, fit_to_method(source, method, spec.views), **made, **parameters)
     adapter = adapter.to(supply.device)
     if spec.precision == "bfloat16":
         adapter.accelerate(precision="bfloat16", channels_last=True)
-    return Episodic(adapter) if spec.episodic else adapter
+    return adapter
 
 
 def to_plain(value: Any) -> Any:
@@ -103,6 +105,14 @@ def make_order(spec: Spec, supply: Supply) -> Order:
     return streams.continual(orders) if spec.join == "continual" else streams.mixed(orders, spec.seed)
 
 
+def cut_order(spec: Spec, order: Order) -> list[Order]:
+    """The batches of a stream; where domains follow one another, none has images of two."""
+    if spec.join == "mixed":
+        return streams.batches(order, spec.batch_size)
+    parts = [order[order[:, 0] == number] for number in range(len(spec.domains))]
+    return [rows for part in parts for rows in streams.batches(part, spec.batch_size)]
+
+
 def _stream(
     spec: Spec, supply: Supply, batches: list[Order], labels: Tensor
 ) -> Iterator[tuple[Tensor, Tensor]]:
@@ -119,11 +129,6 @@ def _stream(
             continue
         back = torch.cat([places for places, _ in parts]).argsort().to(supply.device)
         yield torch.cat(pieces)[back], labels[index]
-
-
-def _domain_of(spec: Spec, rows: Order) -> int:
-    """The domain of most rows of a batch; 0 where they are mixed on purpose."""
-    return 0 if spec.join == "mixed" else int(np.bincount(rows[:, 0]).argmax())
 
 
 def _state_facts(spec: Spec, supply: Supply, order: Order, started: float, peak: int | None) -> Facts:

@@ -90,6 +90,7 @@ def run(
     progress: Callable[[Row], None] | None = None,
     domains: Sequence[int] | None = None,
     oracle: int = 0,
+    episodic: bool = False,
     restrict: Callable[[Tensor], Tensor] | None = None,
 ) -> Record:
     """Stream batches through an adapter and score what it says.
@@ -101,6 +102,7 @@ def run(
         domains: Number of the domain of each batch; 0 for all unless given.
         oracle: If above 0, take so many steps on each batch and score the best of them by its labels: see
             :func:`choose_step`. It measures what a perfect choice could reach; nobody has it in use.
+        episodic: Start again before each batch, and not before each step on it.
         restrict: Made of the logits before they are scored, for a set that shows a part of the classes.
     """
     rows: list[Row] = []
@@ -115,9 +117,11 @@ def run(
 
     for x, labels in batches:
         clock = _Clock(x.device)
-        logits = choose_step(adapter, x, labels, oracle) if oracle else adapter(x)
+        if episodic:
+            adapter.reset()
+        logits = choose_step(adapter, x, labels, oracle, restrict) if oracle else adapter(x)
         clock.stop()
-        logits = logits if restrict is None else restrict(logits)
+        logits = logits if oracle or restrict is None else restrict(logits)
         waiting.append(_Answer(logits, labels, adapter.kept.detach().clone(), clock))
         if not x.is_cuda:
             settle(1)
@@ -129,22 +133,30 @@ def run(
     return Record(tuple(rows))
 
 
-def choose_step(adapter: Adapter, x: Tensor, labels: Tensor, steps: int) -> Tensor:
+def choose_step(
+    adapter: Adapter,
+    x: Tensor,
+    labels: Tensor,
+    steps: int,
+    restrict: Callable[[Tensor], Tensor] | None = None,
+) -> Tensor:
     """Step several times on one batch and stay at the step that its labels like best (TTAB's oracle).
 
     After each step the batch is predicted anew. The step with the most correct predictions wins, the lower
-    cross-entropy where they tie; the adapter goes on from there, optimizer included.
+    cross-entropy where they tie; the adapter goes on from there, optimizer included. Steps are judged by the outputs
+    that are scored, which ``restrict`` makes of the logits.
     """
     best: tuple[int, float] | None = None
-    chosen, state = torch.empty(0), adapter.snapshot()
+    chosen, state, kept = torch.empty(0), adapter.snapshot(), adapter.kept.clone()
     for _ in range(steps):
         adapter(x)
-        logits = adapter.predict(x)
+        logits = adapter.predict(x) if restrict is None else restrict(adapter.predict(x))
         loss = F.cross_entropy(logits.double(), labels.to(logits.device))
         score = int((logits.argmax(1) == labels.to(logits.device)).sum()), -float(loss)
         if best is None or score > best:
-            best, chosen, state = score, logits, adapter.snapshot()
+            best, chosen, state, kept = score, logits, adapter.snapshot(), adapter.kept.clone()
     adapter.restore(state)
+    adapter.kept.copy_(kept)
     return chosen
 
 

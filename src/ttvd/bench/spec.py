@@ -47,7 +47,7 @@ class Spec:
 
     Attributes:
         checkpoint: Name of the source model.
-        weights: Fingerprint of its weights.
+        weights: Fingerprint of its weights; for a method that uses the sites that come with it, of those too.
         data: Name of the data set, as ``ttvd data list`` gives them.
         content: Fingerprint of its images and labels.
         domains: What happens to the images; several follow one another (or are mixed) in one stream.

@@ -3,8 +3,11 @@
 One object for each process; everything that several runs share is made once.
 """
 
+import hashlib
+import json
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,19 +15,23 @@ import torch
 from torch import Tensor
 
 from ttvd.adapters import Method, find_method
+from ttvd.adapters.fit import fit_to_method
 from ttvd.bench.setting import Setting
 from ttvd.bench.spec import CLEAN, Domain, Spec
 from ttvd.data.corruptions import corrupt
 from ttvd.data.sets import ClassMap, ImageFolder, ImageSet, load_set
 from ttvd.models.find import find_source
 from ttvd.models.fingerprint import fingerprint
+from ttvd.models.sites import Sites
 from ttvd.models.zoo import Source
 from ttvd.source import calibrate, collect_features, estimate_fisher, estimate_sites
 from ttvd.source.held_out import is_held_out
 
 OFFICIAL = "official"
 # Sets that come corrupted, and sets that show a part of the classes, with the set that they are made from.
-CORRUPTED = {"cifar10-c": "cifar10", "cifar100-c": "cifar100", "imagenet-c": "imagenet", "mnist-c": "mnist"}
+CORRUPTED = {
+    "cifar10-c": "cifar10", "cifar100-c": "cifar100", "imagenet-c": "imagenet", "mnist-c": "mnist", "stack": "stack",
+}  # fmt: skip
 PARTIAL = {"imagenet-r": "imagenet"}
 _DOMAINS_KEPT = 4
 Images = ImageSet | ImageFolder
@@ -55,10 +62,11 @@ class Supply:
             self._sources[name] = Source(found.model.to(self.device), found.sites, found.card)
         return self._sources[name]
 
-    def weights(self, name: str) -> str:
-        """The fingerprint of a source model."""
-        self.source(name)
-        return self._weights[name]
+    def weights(self, name: str, with_sites: bool = False) -> str:
+        """The fingerprint of a source model; for those who use them, with that of the sites that come with it."""
+        sites = self.source(name).sites
+        suffix = f"+{_hash_sites(sites)}" if with_sites and sites is not None else ""
+        return self._weights[name] + suffix
 
     def base(self, data: str, domain: Domain = Domain()) -> Images:  # noqa: B008 (it is frozen)
         """The whole test set: clean, or as it comes for a set of corrupted images."""
@@ -67,19 +75,22 @@ class Supply:
             how: dict[str, Any] = {}
             if data in CORRUPTED:
                 how = {"corruption": domain.corruption, "severity": domain.severity}
-            self._sets[place] = load_set(data, self.setting.data or ".", **how)
+            self._sets[place] = load_set(data, self._root(), **how)
         return self._sets[place]
 
     def shared(self) -> dict[str, ImageSet]:
         """The test sets that are in memory, for the supplies of other processes."""
         return {name: images for name, images in self._sets.items() if isinstance(images, ImageSet)}
 
-    def content(self, data: str, domain: Domain) -> str:
-        """The fingerprint of the images and labels that a domain starts from."""
-        key = ("content", data, domain if data in CORRUPTED else None)
-        if key not in self._made:
-            self._made[key] = self.base(data, domain).fingerprint()[:16]
-        return str(self._made[key])
+    def content(self, data: str, domains: Sequence[Domain]) -> str:
+        """The fingerprint of the images and labels that domains start from."""
+        found: dict[str, None] = {}
+        for domain in domains:
+            key = ("content", data, domain if data in CORRUPTED else None)
+            if key not in self._made:
+                self._made[key] = self.base(data, domain).fingerprint()[:16]
+            found[self._made[key]] = None
+        return "+".join(found)
 
     def rows(self, spec: Spec) -> Tensor:
         """Which images of the set the run uses: all, or a fixed random choice of ``limit`` in the set's order."""
@@ -94,8 +105,16 @@ class Supply:
         return rows
 
     def labels(self, spec: Spec) -> Tensor:
-        """The labels of those images."""
-        return self.base(spec.data, spec.domains[0]).labels.cpu()[self.rows(spec)]
+        """The labels of those images, the same in all domains of a stream."""
+        labels = self.base(spec.data, spec.domains[0]).labels.cpu()
+        for domain in spec.domains[1:] if spec.data in CORRUPTED else ():
+            others = self.base(spec.data, domain).labels.cpu()
+            if not torch.equal(labels, others):
+                raise ValueError(
+                    f"{spec.data} does not show the same images in {spec.domains[0].label} ({len(labels)}) and in "
+                    f"{domain.label} ({len(others)}), so they cannot be domains of one stream: files are missing"
+                )
+        return labels[self.rows(spec)]
 
     def batch(self, spec: Spec, domain: Domain, index: Tensor) -> Tensor:
         """Float images of a domain on the device; ``index`` counts within :meth:`rows`."""
@@ -134,20 +153,37 @@ class Supply:
         shown, whole = self.base(data).classes, self.base(PARTIAL[data]).classes
         if shown is None or whole is None:
             raise ValueError(f"{data} and {PARTIAL[data]} must name their classes, to be matched")
-        return ClassMap.match(shown, whole)
+        try:
+            return ClassMap.match(shown, whole)
+        except ValueError as error:
+            raise ValueError(
+                f"{data} shows a part of the classes of {PARTIAL[data]}, and their class folders, which tell the "
+                f"outputs of the model, are not in {self._root() / 'val'}: {error}"
+            ) from error
 
-    def ingredients(self, method: Method, name: str, data: str, share: float) -> dict[str, Any]:
-        """The sites, features and Fisher information that a method needs of a source model."""
+    def ingredients(
+        self, method: Method, name: str, data: str, share: float, views: int = 1
+    ) -> dict[str, Any]:
+        """The sites, features and Fisher information that a method needs of a source model.
+
+        Args:
+            method: Which needs them.
+            name: Of the source model.
+            data: The set that it is tested on; they are made from its training images.
+            share: Of those, for the sites.
+            views: That are aggregated around the method; features and Fisher information are those of the model
+                as it sees it.
+        """
         made: dict[str, Any] = {}
         for need in ("sites", "features", "fisher"):
             if need in method.needs:
-                key = (need, name, data, share if need == "sites" else 1.0)
+                key = (need, name, data, *((share,) if need == "sites" else ("sites" in method.needs, views)))
                 if key not in self._made:
-                    self._made[key] = self._make(need, name, data, share)
+                    self._made[key] = self._make(need, method, name, data, share, views)
                 made[need] = self._made[key]
         return made
 
-    def _make(self, need: str, name: str, data: str, share: float) -> Any:
+    def _make(self, need: str, method: Method, name: str, data: str, share: float, views: int) -> Any:
         source = self.source(name)
         if need == "sites" and share == 1.0 and source.sites is not None:
             return source.sites
@@ -155,17 +191,48 @@ class Supply:
         held = is_held_out(len(training))
         used, kept = (training.subset(mask.nonzero()[:, 0]) for mask in (~held, held))
         if need == "features":
-            return collect_features(source.model, used)
+            return collect_features(fit_to_method(source, method, views), used)
         if need == "fisher":
-            return estimate_fisher(source.model, used)
+            return estimate_fisher(fit_to_method(source, method, views), used)
         return calibrate(source.model, estimate_sites(source.model, used, fraction=share), kept)
+
+    def _root(self) -> Path:
+        return self.setting.data or Path()
 
     def _training(self, data: str) -> Images:
         name = {**CORRUPTED, **PARTIAL}.get(data, data)
+        if name == "imagenet" and not (self._root() / "train").is_dir():
+            raise FileNotFoundError(
+                f"this needs ImageNet's training pictures in {self._root() / 'train'}, a folder for each class"
+            )
         if ("training", name) not in self._made:
-            self._made["training", name] = load_set(name, self.setting.data or ".", "train")
+            self._made["training", name] = load_set(name, self._root(), "train")
         found: Images = self._made["training", name]
         return found
+
+
+def check_origin(spec: Spec, supply: Supply) -> None:
+    """Refuse a run whose model or images are others here than where it was planned: its key would lie."""
+    method = find_method(spec.method)
+    found = supply.weights(spec.checkpoint, "sites" in method.needs and spec.sites == 1.0)
+    if found != spec.weights:
+        raise ValueError(
+            f"{spec.checkpoint} has the weights {found} here and had {spec.weights} where the run was planned: all "
+            "machines need the same files, and a function that makes a model must make the same one each time"
+        )
+    if (content := supply.content(spec.data, spec.domains)) != spec.content:
+        raise ValueError(
+            f"the images of {spec.data} are others here ({content}) than where the run was planned ({spec.content}): "
+            "all machines need the same files; if they were changed meanwhile, start again"
+        )
+
+
+def _hash_sites(sites: Sites) -> str:
+    """Short hash of the class means and their temperatures."""
+    digest = hashlib.sha256(repr(tuple(sites.means.shape)).encode())
+    digest.update(sites.means.cpu().contiguous().numpy().data)
+    digest.update(json.dumps(dict(sites.temperatures), sort_keys=True).encode())
+    return digest.hexdigest()[:16]
 
 
 def check_method(spec: Spec, supply: Supply) -> None:
@@ -181,5 +248,7 @@ def check_method(spec: Spec, supply: Supply) -> None:
         isinstance(module, InstanceAwareBatchNorm2d) for module in modules
     ):
         lacks.append("instance-aware norms")
+    if "features" in method.needs and spec.views > 1:
+        raise ValueError(f"{spec.method} looks at the features of one view; leave views out")
     if lacks:
         raise ValueError(f"{spec.method} needs {' and '.join(lacks)}, which {spec.checkpoint} does not have")

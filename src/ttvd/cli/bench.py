@@ -54,6 +54,12 @@ def bench(
     from ttvd.bench.interrupt import raise_interrupts
 
     console = Console()
+    if not console.is_terminal:
+        console.width = max(console.width, 200)  # for a pipe or a file nothing need be cut off
+    if gpus <= 0:
+        raise ValueError(f"--gpus is a share of a GPU above 0, e.g. 0.25; got {gpus:g}")
+    if address is not None and engine != "ray":
+        raise ValueError("--address goes with --engine ray")
     found = _read(recipes, limit, seeds)
     setting = _make_setting(data, checkpoints, device, threads, engine)
     try:
@@ -141,8 +147,6 @@ def _make_engine(
 
     if engine == "ray":
         return RayEngine(address, jobs, gpus)
-    if address is not None:
-        raise ValueError("--address goes with --engine ray")
     if setting.device == "cuda":
         devices = [f"cuda:{number}" for number in range(torch.cuda.device_count())]
     else:
@@ -165,7 +169,7 @@ def _run(
     with closing(engine):
         engine.start()  # workers load their libraries while the plan is made
         plans, shared = make_plans(recipes, setting)
-        path.parent.mkdir(parents=True, exist_ok=True)
+        _make_folder(path)
         with Store(path) as store:
             with Bars(console) if console.is_terminal else Lines(console) as watch:
                 outcome = run_plans(plans, store, engine, setting, shared=shared, watch=watch)
@@ -177,6 +181,15 @@ def _run(
     for text in lost:
         console.print(text, soft_wrap=True, highlight=False, markup=False)
     return bool(outcome.failed or lost)
+
+
+def _make_folder(path: Path) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(
+            f"--store {path}: its folder cannot be made ({error}); give a path in a folder that can be written"
+        ) from error
 
 
 def _make_figures(recipe: "Recipe", store: "Store", setting: "Setting", console: "Console") -> list[str]:
@@ -235,15 +248,18 @@ def _show_study(store: "Store", name: str, console: "Console") -> None:
     single = [[column] for column in columns] if 1 < len(columns) <= _MOST_COLUMNS else []
     heads = [column.label for group in single for column in group] + ["error %", "ECE %"]
     table = Table(title=Text(found.recipe.title), box=box.SIMPLE_HEAD, pad_edge=False)
+    chosen = any(line.tried > 1 or line.rule == "oracle" for line in found.lines)
     table.add_column("method", no_wrap=True)
-    table.add_column("chosen by")
+    if chosen:
+        table.add_column("chosen by", no_wrap=True)
     for head in heads:
         table.add_column(Text(head), justify="right")
     for line in found.lines:
         numbers = [line.mean("error", group) for group in single]
         numbers += [line.mean("error", columns), line.mean("ece", columns)]
         cells = ["-" if number is None else f"{100 * number:.1f}" for number in numbers]
-        table.add_row(Text(line.label), line.rule if line.tried > 1 else "", *cells)
+        rule = [line.rule if line.tried > 1 or line.rule == "oracle" else ""] if chosen else []
+        table.add_row(Text(line.label), *rule, *cells)
     console.print(table)
 
 

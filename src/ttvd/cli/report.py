@@ -36,6 +36,8 @@ def report(
         require(module, "report")
     if against is not None and (recipe or reference):
         raise ValueError("--against compares whole stores; leave --recipe and --reference out")
+    if out.exists() and not out.is_dir():
+        raise NotADirectoryError(f"--out {out} is a file; give a folder, which is made if it is not there")
     console = Console()
     with Store(store, create=False, readonly=True) as opened:
         if against is None:

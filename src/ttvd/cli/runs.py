@@ -1,5 +1,6 @@
 """``ttvd runs``: what a store holds, as a list, one by one, or as a file for other programs."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +10,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+    from ttvd.bench.spec import Spec
     from ttvd.bench.store import Store
     from ttvd.bench.store.listing import KnownRun
 
@@ -59,7 +61,7 @@ def show_runs(
         elif found is not None and entries:
             _show(entries[0], console)
         else:
-            _list(entries, console)
+            _list(entries, console, len(opened.done()))
 
 
 def _print_json(documents: list[dict[str, Any]], single: bool) -> None:
@@ -68,27 +70,30 @@ def _print_json(documents: list[dict[str, Any]], single: bool) -> None:
     typer.echo(json.dumps(documents[0] if single and documents else documents, indent=2))
 
 
-def _list(entries: "list[KnownRun]", console: "Console") -> None:
+def _list(entries: "list[KnownRun]", console: "Console", done: int) -> None:
     from collections import Counter
 
     from rich.table import Table
     from rich.text import Text
 
     if not entries:
-        console.print("no runs")
+        text = f"no runs that fit; {done} of the store are done, without these options all are listed"
+        console.print(text if done else "no runs", highlight=False, soft_wrap=True)
         return
-    table = Table("key", "label", "method", "domain", box=None)
+    settings = tell_apart([entry.spec for entry in entries])
+    table = Table("key", "label", "method", "domain", *(["setting"] if any(settings) else []), box=None)
     for heading in ("seed", "error %", "ECE %", "seconds"):
         table.add_column(heading, justify="right")
     table.add_column("status")
     table.columns[0].no_wrap = True
-    for entry in entries:
+    for entry, setting in zip(entries, settings, strict=True):
         # Text, because names from a store must not be taken for markup.
         words = (
             entry.key,
             entry.label or "-",
             entry.spec.method,
             entry.spec.domain_label,
+            *([setting] if any(settings) else []),
             str(entry.spec.seed),
         )
         row = [*words, *_score(entry), entry.status]
@@ -96,6 +101,50 @@ def _list(entries: "list[KnownRun]", console: "Console") -> None:
     console.print(table)
     counts = Counter[str](entry.status for entry in entries)
     console.print(", ".join(f"{counts[name]} {name}" for name in COLORS if counts[name]), highlight=False)
+
+
+def tell_apart(specs: "Sequence[Spec]") -> list[str]:
+    """In words, what distinguishes each run from others of the same method, model, domain and seed.
+
+    Example:
+        >>> from ttvd.bench.spec import Domain, Spec
+        >>> specs = [Spec("m", "", "digits", "", (Domain("fog"),), "bn", batch_size=size) for size in (8, 64)]
+        >>> tell_apart(specs)
+        ['batch size 8', 'batch size 64']
+    """
+    flat = [_flatten(spec) for spec in specs]
+    groups: dict[tuple[Any, ...], list[int]] = {}
+    for number, spec in enumerate(specs):
+        group = (spec.method, spec.checkpoint, spec.views, spec.data, spec.domain_label, spec.seed)
+        groups.setdefault(group, []).append(number)
+    words = [""] * len(specs)
+    for members in groups.values():
+        names = dict.fromkeys(name for number in members for name in flat[number])
+        told = [name for name in names if len({repr(flat[number].get(name)) for number in members}) > 1]
+        for number in members:
+            pairs = [(name.replace("_", " "), flat[number].get(name)) for name in told]
+            words[number] = ", ".join(f"{name} {value}" for name, value in pairs if value is not None)
+    return words
+
+
+def _flatten(spec: "Spec") -> dict[str, Any]:
+    """What may differ between runs of a line, parameters and options one by one."""
+    document = spec.document()
+    flat = {**document.pop("parameters"), **document.pop("options")}
+    names = (
+        "batch_size",
+        "stream",
+        "join",
+        "limit",
+        "sites",
+        "selection",
+        "episodic",
+        "constants",
+        "precision",
+    )
+    return (
+        flat | {name: document[name] for name in names} | {"weights": spec.weights, "revision": spec.revision}
+    )
 
 
 def _score(entry: "KnownRun") -> tuple[str, str, str]:

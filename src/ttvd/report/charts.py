@@ -61,16 +61,23 @@ def plot_tradeoff(
     if log:
         ax.set_xscale("log")
         ax.xaxis.set_major_formatter(_plain_number)
+        ax.xaxis.set_minor_formatter(_round_number)
     ax.margins(x=0.16, y=0.1)
     ax.autoscale_view()
     ax.spines[["top", "right"]].set_visible(False)
     ax.grid(color=FAINT, linewidth=0.7)
-    _name_points(sorted(points, key=lambda p: p.name not in colours), ax, colours)
+    ranks = {name: rank for rank, name in enumerate(colours)}  # the first of the colours is named first
+    _name_points(sorted(points, key=lambda p: ranks.get(p.name, len(ranks))), ax, colours)
     return ax
 
 
 def _plain_number(value: float, _: Any = None) -> str:
     return f"{value:g}"
+
+
+def _round_number(value: float, _: Any = None) -> str:
+    """Names for 2 and 5 of each decade, which leave room between them."""
+    return f"{value:g}" if f"{value:.0e}"[0] in "25" else ""
 
 
 def find_front(points: Sequence[Point]) -> list[Point]:
@@ -91,12 +98,13 @@ def _name_points(points: Sequence[Point], ax: Axes, colours: Mapping[str, str]) 
     """Put names beside points where they hide nothing; a name for which there is no room is left out."""
     size = 9.0
     taken = [_box(ax, point, 8.0, 8.0, (0.0, 0.0)) for point in points]
+    left = ax.bbox.x0 * 72 / ax.get_figure(root=True).dpi  # type: ignore[union-attr]
     for point in points:
         wide, high = GLYPH * size * len(point.name), 1.25 * size
         for dx, dy in ((1, 0), (-1, 0), (0, 1), (0, -1), (1, 1), (1, -1), (-1, 1), (-1, -1)):
             shift = (dx * (wide / 2 + 6), dy * (high / 2 + 5))
             box = _box(ax, point, wide, high, shift)
-            if not any(_overlap(box, other) for other in taken):
+            if box[0] > left and not any(_overlap(box, other) for other in taken):
                 taken.append(box)
                 ax.annotate(
                     point.name,

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from statistics import fmean
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ttvd.bench.compare import paired_difference
 from ttvd.report.duels import DRAWS, pair_records
@@ -74,10 +74,9 @@ def line_table(changes: Sequence[LineChange], name: str) -> Table:
     """A row for each line whose mean or setting changed."""
     rows = []
     for change in changes:
-        setting = show_pairs(change.before.parameters)
-        same = dict(change.now.parameters) == dict(change.before.parameters)
-        chosen = rule_cell(change.now)
-        was = Cell("", "") if same else Cell(setting, setting)
+        setting, now = _settings(change)
+        chosen = replace(rule_cell(change.now), note=now) if now else rule_cell(change.now)
+        was = Cell(setting, setting)
         error, ece = _change_cells(change.values("error")), _change_cells(change.values("ece"))
         rows.append([Cell(change.now.label, change.now.label), chosen, was, *error, _interval(change), *ece])
     headings: list[str | Heading] = [
@@ -92,6 +91,20 @@ def line_table(changes: Sequence[LineChange], name: str) -> Table:
         headings, rows, _CAPTION, [("", 3), ("error (%)", 4), ("ECE (%)", 3)], name=name, heads=True,
         tags=[change.now.rule for change in changes],
     )  # fmt: skip
+
+
+def _settings(change: LineChange) -> tuple[str, str]:
+    """The parameters that differ, before and now: those that a grid chose, or else those that were set."""
+    if dict(change.now.parameters) != dict(change.before.parameters):
+        return show_pairs(change.before.parameters), show_pairs(change.now.parameters)
+    before, now = (_first_parameters(line, change.columns) for line in (change.before, change.now))
+    names = [name for name in now if name != "seed" and name in before and now[name] != before[name]]
+    return show_pairs({name: before[name] for name in names}), show_pairs({name: now[name] for name in names})
+
+
+def _first_parameters(line: Line, columns: Sequence[Column]) -> Mapping[str, Any]:
+    runs = [run for column in columns for run in line.runs.get(column, ())]
+    return runs[0].spec.parameters if runs else {}
 
 
 def cell_table(changes: Sequence[CellChange], name: str) -> Table:

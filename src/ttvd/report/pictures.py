@@ -27,6 +27,8 @@ CONTROLS = ("source", "bn")
 
 WIDE, SMALL = (5.6, 4.2), (3.4, 2.6)
 POINTS, TALL = 200, 20
+FEW = 30
+"""Batches of a stream below which a bootstrap over them is too sure of itself."""
 
 
 def pick_lines(results: Results, reference: str | None = None) -> list[Line]:
@@ -248,11 +250,26 @@ def show_duels(results: Results, duels: Sequence[Duel], lines: Sequence[Line]) -
         ),
     ]
     caption = (
-        f"Left: how many points of error each line has more or less than {reference} on the same batches, with 95 % "
-        "intervals. Right: the same asked of each column by itself; a tie is an interval that contains zero."
+        f"Left: how many points of error each line has more or less than {reference} on the same batches, with "
+        "95\u00a0% intervals. Right: the same asked of each column by itself; a tie is an interval that contains zero."
     )
     key = [
         (colour, f"{word} than {reference}" if word != "tie" else "tie") for word, colour in SCORES.items()
     ]
-    details = f"The {count(left_out, 'line')} with the most errors are in the table only." if left_out else ""
+    details = _doubt(shown)
+    details += (
+        f" The {count(left_out, 'line')} with the most errors are in the table only." if left_out else ""
+    )
     return Exhibit("Is the difference real?", caption, [Strip(panels, 2)], key, details)
+
+
+def _doubt(duels: Sequence[Duel]) -> str:
+    """What the intervals do not say."""
+    text = (
+        "Intervals: bootstrap over batches. They speak of these streams and these source models, not of others, and "
+        "nothing is corrected for the number of comparisons."
+    )
+    batches = min(len(run.record.rows) for duel in duels for runs in duel.line.runs.values() for run in runs)
+    if batches < FEW:
+        text += f" With only {batches} batches in a stream they are too narrow."
+    return text

@@ -125,10 +125,25 @@ def _name_model(spec: Spec) -> str:
 
 def _name_stream(spec: Spec) -> str:
     options = f" ({show_pairs(spec.options)})" if spec.options else ""
-    limit = f", first {spec.limit} images" if spec.limit else ""
+    limit = f", a fixed random choice of {spec.limit} images" if spec.limit else ""
     joined = f", {len(spec.domains)} domains {spec.join}" if len(spec.domains) > 1 else ""
     again = ", a fresh start at each batch" if spec.episodic else ""
     return f"{spec.stream}{options}, batches of {spec.batch_size}{limit}{joined}{again}"
+
+
+def list_overrides(results: Results) -> list[str]:
+    """Options of the command line that made the runs differ from what the recipe says."""
+    study = results.study
+    recipe = study.recipe
+    specs = [run.spec for run in results.all_runs()]
+    limits = {spec.limit for spec in specs if spec.selection != "oracle"} or {recipe.data.limit}
+    seeds = {spec.seed for spec in specs}
+    wanted = {seed for part in recipe.methods for seed in part.seeds or recipe.seeds}
+    complete = not study.missing and not study.failed
+    found = [f"--limit {limit}" for limit in limits if limit != recipe.data.limit and limit is not None]
+    if seeds - wanted or (specs and complete and seeds != wanted):
+        found.append(f"--seeds {','.join(map(str, sorted(seeds)))}")
+    return found
 
 
 def tell_origin(spec: Spec) -> str:

@@ -23,8 +23,8 @@ from ttvd.report.document import (
 )
 from ttvd.report.export import WRITERS
 from ttvd.report.gallery import draw_gallery
-from ttvd.report.provenance import gather, show_span, show_time, tell_origin, tell_provenance
-from ttvd.report.results import Results, count, show_pairs
+from ttvd.report.provenance import gather, list_overrides, show_span, show_time, tell_origin, tell_provenance
+from ttvd.report.results import Results, count, is_honest, show_pairs
 from ttvd.report.study_section import caption_table, tell_study
 from ttvd.report.tables import overview_table
 from ttvd.report.words import METRICS, RULES
@@ -68,14 +68,16 @@ def make_page(
             "the store holds no recipe, so there is nothing to report; `ttvd bench RECIPE` fills it"
         )
     several = [Results(study(store, name), number) for number, name in enumerate(names, 1)]
+    labels = {line.label for results in several for line in results.lines}
+    if reference is not None and reference not in labels:
+        raise ValueError(f"no line is called {reference!r}; there are: {', '.join(sorted(labels))}")
     keys = {member.spec.key for name in names for member in store.members(name)}
     failures = [failure for failure in store.failures() if failure.key in keys]
     plain = [results for results in several if len(results.conditions()) == 1]
     sections = [_compare(plain)] if len(plain) > 1 else []
     for results in several:
         figures = draw_gallery(_list_figures(store, results.study.recipe))
-        labels = {line.label for line in results.lines}
-        chosen = reference if reference in labels or len(several) == 1 else None
+        chosen = reference if reference in {line.label for line in results.lines} else None
         title = results.study.recipe.title if len(several) > 1 else "Results"
         sections.append(tell_study(results, title, reference=chosen, figures=figures))
     sections += [_tell_gaps(several, failures), _explain(several, methods or {}), tell_provenance(several)]
@@ -131,11 +133,13 @@ def _count(several: Sequence[Results]) -> list[tuple[str, str]]:
     runs = sum(len(results.all_runs()) for results in several)
     figures = [(f"{runs:,}", "runs in these tables")]
     for results in several[:4]:
-        scored = [(results.error(line), line) for line in results.lines if line.rule != "oracle"]
-        known = [(error, line) for error, line in scored if error is not None]
+        whole = [line for line in results.lines if line.rule != "oracle" and not line.pending]
+        fair = [line for line in whole if is_honest(line)] or whole
+        known = [(error, line) for line in fair if (error := results.error(line)) is not None]
         if known:
             error, line = min(known, key=lambda pair: pair[0])
-            text = f"lowest mean error: {line.label} ({line.rule})"
+            among = "" if len(fair) == len(whole) else " of lines chosen without test labels"
+            text = f"lowest mean error{among}: {line.label} ({line.rule})"
             figures.append(
                 (
                     f"{100 * error:.1f} %",
@@ -148,7 +152,12 @@ def _count(several: Sequence[Results]) -> list[tuple[str, str]]:
 def _list_facts(several: Sequence[Results], store: str) -> list[tuple[str, str]]:
     runs = [run for results in several for run in results.all_runs()]
     names = [results.study.recipe.name for results in several]
-    remake = "; ".join(f"ttvd bench {name}.toml --store {store}" for name in names)
+    remake = "; ".join(
+        " ".join(
+            ["ttvd bench", f"{results.study.recipe.name}.toml", "--store", store, *list_overrides(results)]
+        )
+        for results in several
+    )
     pairs = [
         ("Store", store),
         ("Recipes", ", ".join(names)),

@@ -17,12 +17,13 @@ from ttvd.report.pictures import (
     show_stream,
     show_tradeoffs,
 )
-from ttvd.report.provenance import tell_origin
+from ttvd.report.provenance import list_overrides, tell_origin
 from ttvd.report.results import ECE, ERROR, METRICS, Metric, count, is_honest
 from ttvd.report.style import house_style
 from ttvd.report.tables import column_table, condition_table, journey_table, summary_table
 
 if TYPE_CHECKING:
+    from ttvd.bench.spec import Run
     from ttvd.bench.study import Column, Line
     from ttvd.report.results import Results
 
@@ -48,9 +49,9 @@ def tell_study(
         with house_style():
             blocks += _draw(results, reference)
     blocks += figures
-    blocks.append(
-        Fold("The recipe", [Text([f"As it was run, {recipe.name}.toml:"]), Code(recipe.text.strip())])
-    )
+    options = list_overrides(results)
+    asked = f"As it was run, {recipe.name}.toml" + (f", with {' '.join(options)}" if options else "") + ":"
+    blocks.append(Fold("The recipe", [Text([asked]), Code(recipe.text.strip())]))
     return Section(title, f"study-{results.number}", blocks)
 
 
@@ -63,17 +64,31 @@ def _describe(results: Results) -> str:
     if not runs:
         return "None of its runs is done yet."
     specs = [run.spec for run in runs]
-    images = int(sum(row.metrics["n"] for row in runs[0].record.rows))  # type: ignore[misc]
-    domains = len({column.domain for column in study.columns})
+    images = _count_images(runs)
+    domains = len({domain for spec in specs for domain in spec.domains})
+    joined = sorted({spec.join for spec in specs if len(spec.domains) > 1})
     sizes = sorted({spec.batch_size for spec in specs})
     seeds = sorted({spec.seed for spec in specs})
     streams = sorted({spec.stream for spec in specs})
     origin = ", ".join(sorted({tell_origin(spec) for spec in specs}))
-    parts = [count(domains, "domain"), count(len(study.lines), "line"), count(len(seeds), "seed")]
+    visited = f" in one stream ({', '.join(joined)})" if joined else ""
+    parts = [count(domains, "domain") + visited, count(len(study.lines), "line"), count(len(seeds), "seed")]
     return (
-        f"Data set {', '.join(sorted({spec.data for spec in specs}))}, {images:,} images in each stream, corruptions: "
+        f"Data set {', '.join(sorted({spec.data for spec in specs}))}, {images} images in each stream, corruptions: "
         f"{origin}. {', '.join(parts)}; order {', '.join(streams)}, batches of {', '.join(map(str, sizes))}."
     )
+
+
+def _count_images(runs: Sequence[Run]) -> str:
+    """Images of a stream; where oracles saw another number, both."""
+    counts: dict[bool, set[int]] = {False: set(), True: set()}
+    for run in runs:
+        seen = int(sum(row.metrics["n"] for row in run.record.rows))  # type: ignore[misc]
+        counts[run.spec.selection == "oracle"].add(seen)
+    usual, oracle = (" or ".join(f"{n:,}" for n in sorted(counts[kind])) for kind in (False, True))
+    if not usual or not oracle or usual == oracle:
+        return usual or oracle
+    return f"{usual} (oracle lines: {oracle})"
 
 
 def _warn(results: Results) -> list[Block]:
@@ -158,9 +173,18 @@ def caption_table(table: Table, lines: Sequence[Line], text: str) -> Table:
     marks = f" Lower is better; bold: the lowest of a column{oracle}"
     if any(not is_honest(line) and line.rule != "oracle" for line in lines) and any(map(is_honest, lines)):
         marks += "; underlined: the lowest of those whose setting was chosen without test labels, where that is another"
-    seeds = any(cell.note.startswith("±") for row in table.rows for cell in row)
-    spread = " ± is the standard deviation over seeds." if seeds else " One seed, so there is no spread."
-    return replace(table, caption=f"{text}{marks}.{spread}")
+    return replace(table, caption=f"{text}{marks}.{_tell_spread(table, lines)}")
+
+
+def _tell_spread(table: Table, lines: Sequence[Line]) -> str:
+    counts = sorted(
+        {len({run.spec.seed for runs in line.runs.values() for run in runs}) for line in lines} - {0}
+    )
+    if not any(cell.note.startswith("±") for row in table.rows for cell in row):
+        return " One seed, so there is no spread." if counts == [1] else ""
+    several = [number for number in counts if number > 1]
+    single = "; lines without it have one seed" if 1 in counts else ""
+    return f" ± is the standard deviation over {' or '.join(map(str, several))} seeds{single}."
 
 
 def _draw(results: Results, reference: str | None) -> list[Block]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import groupby
@@ -82,7 +83,8 @@ def journey_table(results: Results, column: Column) -> Table | None:
                 for run in line.runs.get(column, ())
             ]
             errors = [part.compute()["error"] for part in parts]
-            value = Value(sum(errors) / len(errors), None, True) if errors else None
+            spread = statistics.stdev(errors) if len(errors) > 1 else None
+            value = Value(statistics.fmean(errors), spread, True) if errors else None
             cells.append(_cell(results, line, [column], value, ERROR))
         numbers.append(_crown(cells, results.lines))
     return _assemble(

@@ -19,7 +19,11 @@ METRICS = (
         "Median time of a batch divided by its size: prediction and adaptation, the device included.",
     ),
     ("kept", "Share of the images that took part in gradient steps; methods without steps have none."),
-    ("±", "Standard deviation over seeds. A seed decides the random parts of corruptions, order and method."),
+    (
+        "±",
+        "Standard deviation over seeds. A seed decides the order of the stream and the random parts of the method; the "
+        "source model and the corrupted images stay the same, so the spread says nothing of other models or images.",
+    ),
     (
         "†",
         "Some runs are missing: the number is the mean of the seeds that have all runs, and is never marked as best.",
@@ -32,6 +36,8 @@ RULES = {
     "not reported. No labels of the reported data are used: this can be deployed.",
     "grid-best": "The setting of the grid with the lowest mean error on the very data that is reported, as many papers "
     "do it. It has seen the test labels, so it flatters, most of all large grids.",
-    "oracle": "Several steps on each batch, of which the labels of the batch choose the best, as TTAB defines it. A "
-    "bound on what a perfect choice could reach, never a result; it cannot be the best of a column.",
+    "oracle": "Several steps on each batch, of which the labels of the batch choose the best, as TTAB defines it; "
+    "where there is a grid, the test labels choose its setting too. It shows what labels could gain on a batch, is "
+    "never a result and cannot be the best of a column. It may start afresh at each batch and use fewer images than "
+    "the other lines, and then it is no bound for them.",
 }

@@ -163,6 +163,7 @@ class _RayCrew:
                     f"{name} has ttvd {version}, this process {__version__}; install the same everywhere"
                 )
             self._idle.append(_Member(name, actor))
+            self._failed_starts = 0
         except self._ray.exceptions.RayError as error:
             self._failed_starts += 1
             if self._failed_starts == _FALSE_STARTS:

@@ -186,9 +186,9 @@ def make_spec(options: Options, recipe: Recipe, supply: Supply, seed: int) -> Sp
     data, domain = recipe.data, Domain(options.corruption, options.severity)
     return Spec(
         checkpoint=options.checkpoint,
-        weights=supply.weights(options.checkpoint),
+        weights=supply.weights(options.checkpoint, with_sites=True),
         data=data.set,
-        content=supply.content(data.set, domain),
+        content=supply.content(data.set, [domain]),
         domains=(domain,),
         method="bn",
         constants=OFFICIAL if data.set in CORRUPTED else data.constants,

@@ -39,7 +39,8 @@ class StreamPart:
 
     Attributes:
         order: Name of the order.
-        join: ``"reset"``: each corruption is a run of its own; ``"continual"`` and ``"mixed"``: all in one run.
+        join: ``"reset"``: each corruption is a run of its own; ``"continual"`` and ``"mixed"``: all in one run. Only
+            mixed batches have images of several corruptions.
         batch_size: Images in a batch.
         options: What is left of the table: options of the order, such as ``alpha``.
     """

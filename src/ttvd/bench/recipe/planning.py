@@ -5,9 +5,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+import torch
+
 from ttvd.adapters import Method, find_method, methods
+from ttvd.adapters.fit import fit_to_method
 from ttvd.bench.job import build_adapter, make_order, to_plain
 from ttvd.bench.recipe.parts import NEEDS, MethodPart, Recipe, Rule
+from ttvd.bench.recipe.settings import check_settings, looking_for
 from ttvd.bench.spec import Domain, Member, Spec
 from ttvd.bench.supply import CORRUPTED, OFFICIAL, Supply, check_method
 
@@ -69,7 +73,7 @@ def _make_entry(recipe: Recipe, part: MethodPart, method: Method) -> Entry:
             "validation or oracle, or give the line a set = {...} without a grid"
         )
     if method.backwards == 0:  # without steps there is none to choose
-        rules = tuple(rule for rule in rules if rule != "oracle") or ("last",)
+        rules = tuple(rule for rule in rules if rule != "oracle") or (("grid-best",) if grid else ("last",))
     return Entry(
         part.label or method.name, method, part, _choose_source(recipe, part, method), fixed, grid, rules
     )
@@ -99,27 +103,67 @@ def plan(recipe: Recipe, supply: Supply) -> list[Member]:
         ValueError: A method, parameter, model or data set does not fit; nothing has been run.
     """
     entries = list_entries(recipe)
+    check_settings(recipe, entries)
+    both = set(recipe.data.corruptions) & set(recipe.data.validation)
+    if both and any("validation" in entry.rules for entry in entries):
+        raise ValueError(
+            f"recipe {recipe.name}: {sorted(both)[0]} is reported and chooses parameters too; take it out of "
+            "[data] corruptions, or give [data] validation others"
+        )
     members = list(_spread(recipe, entries, supply))
-    checked: set[tuple[Any, ...]] = set()
-    for member in members:
-        spec = member.spec
-        cell = (spec.method, spec.checkpoint, spec.views, spec.data, repr(sorted(spec.parameters.items())))
-        if cell not in checked:
-            checked.add(cell)
-            _check_cell(recipe, member, supply)
+    _check_members(recipe, members, supply)
     order = {domains: n for n, domains in enumerate(dict.fromkeys(member.spec.domains for member in members))}
     return sorted(members, key=lambda member: order[member.spec.domains])
 
 
-def _check_cell(recipe: Recipe, member: Member, supply: Supply) -> None:
-    spec = member.spec
-    try:
-        check_method(spec, supply)
-        if spec.sites == 1.0 and not find_method(spec.method).needs & _SLOW:
-            build_adapter(spec, supply)
-        make_order(spec, supply)
-    except (ValueError, TypeError) as error:
-        raise ValueError(f"recipe {recipe.name}, line {member.label!r}: {error}") from error
+def _check_members(recipe: Recipe, members: Sequence[Member], supply: Supply) -> None:
+    """Try once whatever may be wrong with some of the runs: their settings, their orders, what models say."""
+    checked: set[tuple[Any, ...]] = set()
+    for member in members:
+        spec = member.spec
+        together = spec.domains if len(spec.domains) > 1 else ()
+        for check, of in (
+            (_check_cell, (spec.method, spec.checkpoint, spec.views, spec.sites, repr(spec.parameters))),
+            (make_order, (spec.stream, repr(spec.options), spec.limit, together)),
+            (_check_outputs, (spec.method, spec.checkpoint, spec.views)),
+        ):
+            if (check, *of) not in checked:
+                checked.add((check, *of))
+                try:
+                    check(spec, supply)
+                except (ValueError, TypeError, RuntimeError) as error:
+                    raise ValueError(f"recipe {recipe.name}, line {member.label!r}: {error}") from error
+
+
+def _is_ready(spec: Spec, supply: Supply) -> bool:
+    """Whether the adapter of a run can be built at once, without a pass over the source data."""
+    needs = find_method(spec.method).needs
+    has_sites = spec.sites == 1.0 and supply.source(spec.checkpoint).sites is not None
+    return not needs & _SLOW and (has_sites or "sites" not in needs)
+
+
+def _check_cell(spec: Spec, supply: Supply) -> None:
+    check_method(spec, supply)
+    if _is_ready(spec, supply):
+        build_adapter(spec, supply)
+
+
+def _check_outputs(spec: Spec, supply: Supply) -> None:
+    """Show two images to the model: it must take them, and have an output for each class."""
+    shown, restriction = supply.base(spec.data, spec.domains[0]), supply.restriction(spec.data)
+    x = shown.floats(torch.arange(min(2, len(shown)))).to(supply.device)
+    if _is_ready(spec, supply):
+        outputs = build_adapter(spec, supply)(x).shape[1]
+    elif "sites" in find_method(spec.method).needs:
+        return  # how many classes its head tells apart is known when there are sites
+    else:
+        with torch.no_grad():
+            outputs = fit_to_method(supply.source(spec.checkpoint), find_method(spec.method), spec.views)(
+                x
+            ).shape[1]
+    classes = int(shown.labels.max()) + 1 if restriction is None else restriction.outputs
+    if outputs < classes or (restriction is not None and outputs != classes):
+        raise ValueError(f"{spec.checkpoint} tells {outputs} classes apart, {spec.data} needs {classes}")
 
 
 def _spread(recipe: Recipe, entries: Sequence[Entry], supply: Supply) -> Iterator[Member]:
@@ -151,11 +195,14 @@ def _make_spec(
     """What all runs of a line, a setting and a condition have in common."""
     stream = recipe.stream
     options = {name: condition.get(name, values[0]) for name, values in stream.options.items()}
-    chosen = {name: to_plain(value) for name, value in {**entry.method.parameters(), **parameters}.items()}
+    defaults = entry.method.parameters()
+    chosen = {name: _to_kind(value, defaults[name]) for name, value in {**defaults, **parameters}.items()}
     share = condition.get("sites", recipe.sites[0]) if "sites" in entry.method.needs else 1.0
+    with looking_for(recipe, "models", supply.setting.checkpoints, "--checkpoints", "the package"):
+        weights = supply.weights(entry.checkpoint, "sites" in entry.method.needs and share == 1.0)
     return Spec(
         checkpoint=entry.checkpoint,
-        weights=supply.weights(entry.checkpoint),
+        weights=weights,
         data=recipe.data.set,
         content="",
         domains=(),
@@ -173,6 +220,11 @@ def _make_spec(
         episodic=entry.part.episodic,
         precision=recipe.precision,
     )
+
+
+def _to_kind(value: Any, default: Any) -> Any:
+    """A parameter as JSON can hold it; 1 for 1.0 is the same run."""
+    return float(value) if isinstance(default, float) and type(value) is int else to_plain(value)
 
 
 def _list_runs(
@@ -201,7 +253,8 @@ def _list_domains(
     domains = tuple(Domain(name, recipe.data.severity) for name in corruptions)
     streams = [(domain,) for domain in domains] if recipe.stream.join == "reset" else [domains]
     for seed, stream in itertools.product(entry.part.seeds or recipe.seeds, streams):
-        content = "+".join(dict.fromkeys(supply.content(spec.data, domain) for domain in stream))
+        with looking_for(recipe, "data sets", supply.setting.data, "--data", "the working folder"):
+            content = supply.content(spec.data, stream)
         parameters = dict(spec.parameters)
         if "seed" in parameters and "seed" not in {**entry.fixed, **entry.grid}:
             parameters["seed"] = seed

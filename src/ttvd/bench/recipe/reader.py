@@ -1,6 +1,7 @@
 """From TOML to a recipe; every entry is checked, and a misspelt one is answered with the nearest."""
 
 import difflib
+import json
 import os
 import tomllib
 from collections.abc import Iterable
@@ -8,6 +9,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
+from ttvd.bench.recipe.kinds import check_kinds
 from ttvd.bench.recipe.parts import (
     NEEDS,
     RULES,
@@ -54,8 +56,10 @@ def parse_recipe(text: str, name: str) -> Recipe:
         document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ValueError(f"{where} is not TOML: {error}") from error
-    document |= {"name": name, "text": text, "title": document.get("title", name)}
     reader = _Reader(where)
+    reader.check_finite(document)
+    check_kinds(document, where)
+    document |= {"name": name, "text": text, "title": document.get("title", name)}
     reader.check_names(document, Recipe)
     for part in ("data", "methods"):
         if not document.get(part):
@@ -67,12 +71,15 @@ def parse_recipe(text: str, name: str) -> Recipe:
     if "stream" in document:
         document["stream"] = reader.read_stream(document["stream"])
     if "oracle" in document:
-        document["oracle"] = reader.build(OraclePart, document["oracle"], "oracle")
+        document["oracle"] = reader.read_oracle(document["oracle"])
     document["figures"] = tuple(reader.read_figure(entry) for entry in document.get("figures", []))
     document["grid"] = reader.read_grid(document.get("grid", {}))
-    for key in ("seeds", "sites", "rules"):
-        if key in document:
-            document[key] = _tuple(document[key])
+    if "seeds" in document:
+        document["seeds"] = reader.read_seeds(document["seeds"])
+    if "sites" in document:
+        document["sites"] = reader.read_shares(document["sites"])
+    if "rules" in document:
+        document["rules"] = _tuple(document["rules"])
     reader.check_rules(document.get("rules"))
     reader.check_among([document.get("precision", "float32")], get_args(Precision), "the list of precisions")
     reader.check_among(document.get("checkpoints", {}), ("plain", *NEEDS), "checkpoints")
@@ -87,9 +94,20 @@ class _Reader:
         names = list(allowed)
         for name in given:
             if name not in names:
-                near = difflib.get_close_matches(name, names, n=1)
+                near = difflib.get_close_matches(str(name), names, n=1)
                 hint = f"did you mean {near[0]!r}? " if near else ""
                 raise ValueError(f"{self.where}: {part} has no {name!r}; {hint}Allowed: {', '.join(names)}")
+
+    def check_finite(self, document: Any) -> None:
+        try:
+            json.dumps(document, allow_nan=False, default=str)
+        except ValueError as error:
+            raise ValueError(f"{self.where}: inf and nan cannot be values of a run") from error
+
+    def check_whole(self, name: str, value: Any, least: int = 1, most: int | None = None) -> None:
+        if type(value) is not int or value < least or (most is not None and value > most):
+            bounds = f"of at least {least}" if most is None else f"from {least} to {most}"
+            raise ValueError(f"{self.where}: {name} must be a whole number {bounds}, got {value!r}")
 
     def check_names(self, table: Any, kind: type, part: str = "the recipe") -> None:
         if not isinstance(table, dict):
@@ -113,15 +131,36 @@ class _Reader:
         self.check_among([part.set], SETS, "the list of data sets")
         if part.constants not in ("cifar", "imagenet"):
             raise ValueError(f"{self.where}: constants are 'cifar' or 'imagenet', got {part.constants!r}")
+        self.check_whole("severity", part.severity, 1, 5)
+        if part.limit is not None:
+            self.check_whole("limit", part.limit)
         names = {key: self._read_corruptions(getattr(part, key)) for key in ("corruptions", "validation")}
         return replace(part, **names)  # type: ignore[arg-type]
 
+    def read_oracle(self, table: Any) -> OraclePart:
+        part = self.build(OraclePart, table, "oracle")
+        self.check_whole("[oracle] steps", part.steps)
+        if part.limit is not None:
+            self.check_whole("[oracle] limit", part.limit)
+        return part
+
+    def read_seeds(self, value: Any) -> tuple[int, ...]:
+        seeds = _tuple(value)
+        for seed in seeds:
+            self.check_whole("a seed", seed, 0)
+        return seeds
+
+    def read_shares(self, value: Any) -> tuple[float, ...]:
+        shares = _tuple(value)
+        if not all(0 < share <= 1 for share in shares):
+            raise ValueError(f"{self.where}: sites are shares of the source data, in (0, 1], got {value!r}")
+        return tuple(float(share) for share in shares)
+
     def _read_corruptions(self, value: Any) -> tuple[str, ...]:
         named = {"all": CORRUPTIONS, "extra": EXTRA}
-        chosen = named.get(value) if isinstance(value, str) else None
-        chosen = _tuple(value) if chosen is None else chosen
-        self.check_among(chosen, (*CORRUPTIONS, *EXTRA, CLEAN, *named), "the list of corruptions")
-        return chosen
+        given = _tuple(value)
+        self.check_among(given, (*CORRUPTIONS, *EXTRA, CLEAN, *named), "the list of corruptions")
+        return tuple(dict.fromkeys(name for word in given for name in named.get(word, (word,))))
 
     def read_stream(self, table: Any) -> StreamPart:
         from ttvd.bench.job import ORDERS
@@ -151,7 +190,7 @@ class _Reader:
             name=_tuple(part.name),
             grid=self.read_grid(part.grid),
             rules=rules,
-            seeds=None if part.seeds is None else _tuple(part.seeds),
+            seeds=None if part.seeds is None else self.read_seeds(part.seeds),
         )
 
     def read_figure(self, table: Any) -> FigurePart:

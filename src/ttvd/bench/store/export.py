@@ -19,7 +19,8 @@ SPEC = {
     "method": "text", "revision": "whole", "parameters": "json", "checkpoint": "text", "weights": "text",
     "data": "text", "content": "text", "domain": "text", "domains": "json", "constants": "text",
     "stream": "text", "options": "json", "join": "text", "batch_size": "whole", "limit": "whole",
-    "views": "whole", "sites": "real", "selection": "text", "steps": "whole", "episodic": "flag", "seed": "whole",
+    "views": "whole", "sites": "real", "selection": "text", "steps": "whole", "episodic": "flag",
+    "precision": "text", "seed": "whole",
 }  # fmt: skip
 METRICS = {"n": "whole", "error": "real", "nll": "real", "brier": "real", "ece": "real", "batch_ece": "real"}
 FACTS = {
