@@ -22,7 +22,7 @@ def fit_to_method(source: Source, method: Method, views: int) -> nn.Module:
     head_views = _count_head_views(source)
     if "sites" in method.needs or head_views == 1:
         if views > 1:
-            raise ValueError(f"{method.name} on this model takes no views; leave --views out")
+            raise ValueError(f"{method.name} on this model takes no views; leave the number of views out")
         return source.model
     if views == 1:
         return split(source.model).upright(head_views)

@@ -78,7 +78,7 @@ class Supports(nn.Module):
     def offer(self, items: Tensor, logits: Tensor) -> None:
         """Put items (b, *shape) under the classes that logits (b, k) predict; of each the most certain stay.
 
-        Of equally certain ones the older stays.
+        Of equally certain ones the older stays. What has no entropy, as of logits that are not finite, is refused.
         """
         for some, predicted in zip(items.split(_AT_ONCE), logits.split(_AT_ONCE), strict=True):
             values = entropy(predicted).to(self.entropies.dtype)
@@ -107,7 +107,7 @@ class Supports(nn.Module):
         for stored, offered in ((self.items, items), (self.entropies, values), (self.ages, ages)):
             enters = places.enters.view(-1, *[1] * (offered.ndim - 1))
             stored.index_put_(where, torch.where(enters, offered[places.source], stored[where]))
-        self.seen += len(items)
+        self.seen += len(items) * values.isfinite().any()
 
 
 class FeatureSupports(Supports):

@@ -5,6 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ttvd.adapters.base import Adapter
+from ttvd.adapters.flat import all_finite
 from ttvd.adapters.registry import register
 from ttvd.adapters.supports import FeatureSupports
 from ttvd.geometry.precision import full_precision
@@ -70,6 +71,17 @@ class T3A(Adapter):
         with torch.no_grad():
             z, logits = self.model.features_and_logits(x)
             self._collect(z, logits)
+            return self._score(z)
+
+    def _take(self, x: Tensor, checked: bool) -> Tensor:
+        """As in :class:`Adapter`; the supports refuse what is not finite by themselves, and need not be copied."""
+        if checked:
+            return super()._take(x, checked)
+        fine = all_finite(x)
+        with torch.no_grad():
+            z, logits = self.model.features_and_logits(x.nan_to_num(0.0, 0.0, 0.0))
+            self._collect(torch.where(fine, z, 0.0), torch.where(fine, logits, torch.nan))
+            self.kept.copy_(fine)
             return self._score(z)
 
     @full_precision

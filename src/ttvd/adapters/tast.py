@@ -5,6 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ttvd.adapters.base import Adapter, Timing
+from ttvd.adapters.flat import all_finite, copy_all, keep_where
 from ttvd.adapters.jury import Jury, divergence
 from ttvd.adapters.objectives import differentiate
 from ttvd.adapters.optim import build_optimizer
@@ -120,6 +121,25 @@ class TAST(Adapter):
         with torch.no_grad():
             z, logits = self.model.features_and_logits(x)
         self.memory.offer(z, logits)
+        return self._follow(z)
+
+    def _take(self, x: Tensor, checked: bool) -> Tensor:
+        """As in :class:`Adapter`; the supports refuse what is not finite by themselves, and need not be copied."""
+        if checked:
+            return super()._take(x, checked)
+        fine = all_finite(x)
+        state = [tensor for name, tensor in self._changing().items() if not name.startswith("memory.")]
+        before = copy_all(state)
+        with torch.no_grad():
+            z, logits = self.model.features_and_logits(x.nan_to_num(0.0, 0.0, 0.0))
+        self.memory.offer(z, torch.where(fine, logits, torch.nan))
+        out = self._follow(z)
+        keep_where(fine, state, before)
+        self.kept.copy_(fine)
+        return out
+
+    def _follow(self, z: Tensor) -> Tensor:
+        """Let the projections learn from the neighbours of features; returns what these are taken for."""
         for _ in range(self.steps):
             targets, out = self._jury.ask(z, self.k)
             self._learn(z, targets)

@@ -135,7 +135,8 @@ class Facts:
         started: When, in seconds since 1970.
         seconds: From the first batch to the last, data included.
         peak: Bytes above what the process held before the first batch, where the system tells.
-        forwards: Forward passes for each image of the stream.
+        forwards: Forward passes for each image of the stream, as the method states them; those with which an oracle
+            looks at its steps do not count.
         backwards: Backward passes, likewise.
     """
 

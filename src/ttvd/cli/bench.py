@@ -193,7 +193,7 @@ def _make_folder(path: Path) -> None:
 
 
 def _make_figures(recipe: "Recipe", store: "Store", setting: "Setting", console: "Console") -> list[str]:
-    """Make the figures of a recipe that the store does not have; what went wrong, in a line for each."""
+    """Make the figures of a recipe that the store does not have; what went wrong, with the traceback."""
     from dataclasses import replace
 
     import torch
@@ -213,7 +213,7 @@ def _make_figures(recipe: "Recipe", store: "Store", setting: "Setting", console:
             lambda name: status.update(f"Making figure {name} of {recipe.name}"),
         )
     return [
-        f"  failed: figure {name} of {recipe.name}: {text.strip().splitlines()[-1]}"
+        f"  failed: figure {name} of {recipe.name}: {text.strip().splitlines()[-1]}\n{text}"
         for name, text in made.failed.items()
     ]
 
