@@ -21,6 +21,14 @@ logits = adapter(torch.rand(8, 1, 28, 28))
 assert logits.shape == (8, 10) and logits.isfinite().all()
 print("the installed wheel adapts:", type(adapter).__name__, tuple(logits.shape))
 """
+RECIPE = """
+data.set = "digits"
+data.corruptions = ["fog"]
+data.limit = 128
+checkpoints.plain = "digits-plain"
+[[methods]]
+name = ["source", "bn"]
+"""
 
 
 def call(*command: str | Path, cwd: Path) -> None:
@@ -54,7 +62,12 @@ def main() -> None:
         pins: list[str | Path] = ["-c", chosen.constraints.resolve()] if chosen.constraints else []
         call(python, "-m", "pip", "install", "-q", *pins, wheel, cwd=place)
         call(python, "-c", SMOKE, cwd=place)
-        call(place / "empty" / "bin" / "ttvd", "methods", cwd=place)
+        ttvd = place / "empty" / "bin" / "ttvd"
+        call(ttvd, "methods", cwd=place)
+        call(python, "-m", "pip", "install", "-q", *pins, f"{wheel}[demo]", cwd=place)
+        (place / "two.toml").write_text(RECIPE)
+        call(ttvd, "bench", "two.toml", "--store", "runs.db", cwd=place)
+        call(ttvd, "report", "runs.db", "--out", "page", cwd=place)
 
 
 if __name__ == "__main__":
