@@ -6,7 +6,7 @@ PIP_FLAGS ?=
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format soak wheel-check clean
+.PHONY: help demo test test-browser lint format bench soak wheel-check clean
 
 help:  ## List the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 16
@@ -24,11 +24,19 @@ $(VENV)/.dev: $(BIN)/python pyproject.toml constraints.txt
 	$(BIN)/python -m pip install -q $(PIP_FLAGS) -c constraints.txt -e '.[dev]'
 	@touch $@
 
+$(VENV)/.browser: $(VENV)/.dev
+	$(BIN)/python -m pip install -q $(PIP_FLAGS) -c constraints.txt -e '.[browser]'
+	@touch $@
+
 demo: $(VENV)/.demo  ## Adapt a digit classifier to corrupted digits; ends with a table and a page
 	$(BIN)/ttvd demo --out out/demo
 
 test: lint  ## Run all checks and tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2
+
+test-browser: $(VENV)/.browser  ## Test the pages in a headless Chromium, which is installed if need be
+	browser=$$($(BIN)/python tools/find_browser.py) && \
+		OMP_NUM_THREADS=1 TTVD_BROWSER="$$browser" $(BIN)/python -m pytest -q tests/browser
 
 lint: $(VENV)/.dev  ## Check style and types
 	$(BIN)/ruff check .
@@ -38,6 +46,9 @@ lint: $(VENV)/.dev  ## Check style and types
 format: $(VENV)/.dev  ## Format the code
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+bench: $(VENV)/.dev  ## Measure what steps, sites and grids cost on this processor; one table
+	OMP_WAIT_POLICY=passive $(BIN)/python -m benchmarks.suite --out out/bench.csv
 
 soak: $(VENV)/.dev  ## Run every method over 20,000 batches and watch its memory
 	$(BIN)/python tools/soak.py

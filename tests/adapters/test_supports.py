@@ -1,11 +1,18 @@
 """Supports against lists that are sorted anew for every batch: ties, crowds, long streams."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
-from torch import Tensor
+from benchmarks.clock import StorageCounter
+from torch import Tensor, nn
 
+import ttvd
+from ttvd.adapters.base import Validation
 from ttvd.adapters.objectives import entropy
 from ttvd.adapters.supports import FeatureSupports, Supports
+from ttvd.adapters.t3a import T3A
+from ttvd.adapters.tast import TAST
 
 
 def draw_logits(count: int, classes: int, generator: torch.Generator) -> Tensor:
@@ -81,3 +88,47 @@ def test_sums_and_lengths_stay_exact_over_a_long_stream() -> None:
     torch.testing.assert_close(memory.sums, memory.items.double().sum(1), rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(memory.means, memory.items.mean(1))
     torch.testing.assert_close(memory.lengths, memory.items.norm(dim=2))
+
+
+def make_head(classes: int = 3, dim: int = 6) -> nn.Module:
+    generator = torch.Generator().manual_seed(0)
+    net = nn.Sequential(nn.Flatten(), nn.Linear(4, dim), nn.ReLU(), nn.Linear(dim, classes)).eval()
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator))
+    return net
+
+
+METHODS: dict[str, Callable[[nn.Module], ttvd.Adapter]] = {
+    "t3a": lambda net: T3A(net, supports=4),
+    "t3a, all": lambda net: T3A(net, supports=-1),
+    "tast": lambda net: TAST(net, supports=4, lr=0.1),
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_batch_that_is_not_finite_changes_nothing_though_nobody_looked(name: str) -> None:
+    blind, seeing = (METHODS[name](make_head()) for _ in range(2))
+    blind.validation = "never"
+    good, bad, *rest = torch.rand(5, 8, 1, 2, 2, generator=torch.Generator().manual_seed(1))
+    bad[3] = float("nan")
+    assert torch.equal(blind(good), seeing(good))
+    before = blind.snapshot()
+    assert blind(bad).isfinite().all()
+    assert blind.kept == 0
+    assert all(torch.equal(before[key], value) for key, value in blind.snapshot().items())
+    for x in rest:
+        assert torch.equal(blind(x), seeing(x))
+    assert blind.kept == 1
+
+
+@pytest.mark.parametrize("name", ["t3a", "tast"])
+@pytest.mark.parametrize("validation", ["always", "never"])
+def test_a_step_never_copies_what_is_stored(name: str, validation: Validation) -> None:
+    adapter = (T3A if name == "t3a" else TAST)(make_head(50, 64), supports=400)
+    adapter.validation = validation
+    x = torch.rand(4, 1, 2, 2)
+    adapter(x)
+    with StorageCounter() as counter:
+        adapter(x)
+    assert counter.peak < 0.5 * adapter.memory.items.nbytes

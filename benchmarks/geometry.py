@@ -1,0 +1,53 @@
+"""What a step does beside the network, alone: it is timed on features and logits that are kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from ttvd.adapters import ETA, LAME, SHOT, T3A, TAST, TTVD, AdaNPC, Adapter, GradientAdapter, Tent
+
+_LOSSES = (Tent, SHOT, ETA)
+_PROTOTYPES = (T3A, TAST, LAME, AdaNPC)
+
+
+def isolate_geometry(adapter: Adapter, x: Tensor) -> Callable[[], object] | None:
+    """Distances, influences, filter, loss and its gradient by features and logits; or the update of prototypes.
+
+    Args:
+        adapter: It is changed, and good for nothing else afterwards.
+        x: A batch.
+
+    Returns:
+        What does it once; None for a method whose step cannot be taken apart so.
+    """
+    if isinstance(adapter, TTVD):
+        return _isolate_ttvd(adapter, x)
+    if isinstance(adapter, _LOSSES):
+        return _isolate_loss(adapter, x)
+    if isinstance(adapter, _PROTOTYPES):
+        return _isolate_prototypes(adapter, x)
+    return None
+
+
+def _isolate_ttvd(adapter: TTVD, x: Tensor) -> Callable[[], object]:
+    with torch.no_grad(), adapter._computing():
+        z, logits = (tensor.clone().requires_grad_() for tensor in adapter._look(x))
+    adapter._look = lambda x: (z, logits)  # type: ignore[method-assign]
+    return lambda: torch.autograd.grad(adapter.loss(x).loss, [z, logits], allow_unused=True)
+
+
+def _isolate_loss(adapter: GradientAdapter, x: Tensor) -> Callable[[], object]:
+    with torch.no_grad(), adapter._computing():
+        logits = adapter.output(x).clone().requires_grad_()
+    adapter.output = lambda x: logits  # type: ignore[method-assign]
+    return lambda: torch.autograd.grad(adapter.loss(x).loss, logits)
+
+
+def _isolate_prototypes(adapter: T3A | TAST | LAME | AdaNPC, x: Tensor) -> Callable[[], object]:
+    with torch.no_grad(), adapter._computing():
+        seen = adapter.model.features_and_logits(x)
+    adapter.model.features_and_logits = lambda x: seen  # type: ignore[method-assign]
+    return lambda: adapter.adapt(x)

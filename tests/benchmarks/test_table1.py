@@ -1,0 +1,85 @@
+"""The benchmark of table 1 on pictures that are as small as its models."""
+
+from argparse import Namespace
+from collections.abc import Generator, Iterable, Mapping
+from pathlib import Path
+
+import pytest
+from benchmarks.table import Table
+
+from benchmarks import grids, table1
+from tests.bench.colours import make_supply
+from ttvd.bench.engines import Event, Finished
+from ttvd.bench.job import execute
+from ttvd.bench.setting import Setting
+from ttvd.bench.spec import Spec
+from ttvd.bench.supply import Supply
+from ttvd.data.sets import ImageSet
+
+
+@pytest.fixture
+def supply(tmp_path: Path) -> Supply:
+    """The supply of the small world, with its model under the name that the table asks for."""
+    made = make_supply(tmp_path, count=20)
+    folder = made.setting.checkpoints
+    assert folder is not None
+    for path in folder.glob("tiny*"):
+        path.rename(path.with_name(path.name.replace("tiny", table1.SLA)))
+    return Supply(made.setting, made.shared())
+
+
+def make_arguments(supply: Supply, *more: str) -> Namespace:
+    folder = str(supply.setting.checkpoints)
+    return table1.parse_arguments(
+        ["--data", ".", "--checkpoints", folder, "--corruptions", "fog", "contrast", "--limit", "8", *more]
+    )
+
+
+def test_lines_of_the_table(supply: Supply, capsys: pytest.CaptureFixture[str]) -> None:
+    table = Table("caption")
+    args = make_arguments(supply, "--methods", "bn", "tent", "ttvd", "ttt", "SLA + bn")
+    table.extend(table1.measure_table(args, table, supply))
+    table.close()
+    assert {row.name: row.setting for row in table.rows} == {
+        "bn": "2 runs",
+        "tent": "6 runs",
+        "SLA + bn": "2 runs",
+        "ttvd": "6 runs",
+        "all of it": "16 runs",
+    }
+    out = capsys.readouterr().out
+    assert "the plain model is missing" in out
+    assert "ttt is left out: its model, resnet26-cifar10-rotation, is missing." in out
+
+
+def test_a_full_run(supply: Supply) -> None:
+    apart, stream = table1.measure_run(make_arguments(supply, "--precision", "bfloat16"), supply)
+    assert apart.setting == "2 runs"
+    assert stream.setting == "1 runs"
+    assert "error" in apart.note
+
+
+class Inline:
+    """An engine that does everything where it is."""
+
+    def start(self) -> None:
+        pass
+
+    def run(
+        self,
+        specs: Iterable[Spec | None],
+        setting: Setting,
+        shared: Mapping[str, ImageSet] | None = None,
+    ) -> Generator[Event, None, None]:
+        supply = Supply(setting, shared)
+        for spec in specs:
+            if spec is not None:
+                yield Finished(spec.key, execute(spec, supply))
+
+    def close(self) -> None:
+        pass
+
+
+def test_the_grid_counts_the_time_in_runs() -> None:
+    wall, busy = grids.run_once(Inline(), runs=2, limit=32)
+    assert 0 < busy < wall
