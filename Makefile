@@ -4,6 +4,8 @@ VENV ?= .venv
 # Extra flags for pip, e.g. PIP_FLAGS="--extra-index-url URL" to take torch from a CPU-only index.
 PIP_FLAGS ?=
 BIN := $(VENV)/bin
+# Threads that wait give their core away, and memory that is freed is kept for the next step: see docs/performance.md.
+STEADY := OMP_WAIT_POLICY=passive MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=8589934592
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-browser lint format bench soak wheel-check clean
@@ -48,7 +50,7 @@ format: $(VENV)/.dev  ## Format the code
 	$(BIN)/ruff check --fix .
 
 bench: $(VENV)/.dev  ## Measure what steps, sites and grids cost on this processor; one table
-	OMP_WAIT_POLICY=passive $(BIN)/python -m benchmarks.suite --out out/bench.csv
+	$(STEADY) $(BIN)/python -m benchmarks.suite --out out/bench.csv
 
 soak: $(VENV)/.dev  ## Run every method over 20,000 batches and watch its memory
 	$(BIN)/python tools/soak.py
