@@ -1,6 +1,6 @@
 """Make the CIFAR checkpoints that come with the package.
 
-    python tools/train_cifar.py --data DIR --out src/ttvd/models/checkpoints --device cuda
+    python tools/train_cifar.py --data DIR --out src/ttvd/models/checkpoints --device cuda --compile
 
 Three models of one architecture, TTAB's ResNet-26, for each of CIFAR-10 and CIFAR-100: label augmentation (what TTVD
 needs), class and rotation heads together (what TTT needs, and what all k-way baselines use in TTAB), and
@@ -63,6 +63,7 @@ def train_one(data: str, kind: str, options: argparse.Namespace) -> None:
             fractions=FRACTIONS if kind == "sla" else (1.0,),
             device=options.device,
             progress=advance,
+            compile=options.compile,
         )
 
 
@@ -76,6 +77,7 @@ def main() -> None:
     parser.add_argument("--kinds", nargs="+", default=list(KINDS), choices=list(KINDS))
     parser.add_argument("--epochs", type=int, default=120)
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--compile", action="store_true", help="use torch.compile")
     options = parser.parse_args()
     for data in options.sets:
         for kind in options.kinds:

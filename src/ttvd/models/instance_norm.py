@@ -52,10 +52,14 @@ class InstanceAwareBatchNorm2d(nn.Module):
         if x.ndim != 4 or x.shape[1] != self.channels:
             raise ValueError(f"expected images (b, {self.channels}, h, w), got shape {tuple(x.shape)}")
         values = x if x.dtype.itemsize >= 4 else x.float()
-        mean, var = self._common(values)
-        mean, var = mean.view(1, -1, 1, 1), var.view(1, -1, 1, 1)
-        if values.shape[-2] * values.shape[-1] > 1:
-            mean, var = self._correct(values, mean, var)
+        pixels = values.shape[-2] * values.shape[-1]
+        if pixels == 1:
+            mean, var = (
+                statistic.view(1, -1, 1, 1) for statistic in self._common(values[..., 0, 0], None, 1)
+            )
+        else:
+            var, mean = torch.var_mean(values, (2, 3))
+            mean, var = self._correct(mean, var, *self._common(mean, var, pixels), pixels)
         scale = torch.rsqrt(var + self.eps) * self.weight.view(1, -1, 1, 1)
         return ((values - mean) * scale + self.bias.view(1, -1, 1, 1)).to(x.dtype)
 
@@ -63,24 +67,31 @@ class InstanceAwareBatchNorm2d(nn.Module):
         """What torch shows of the layer."""
         return f"{self.channels}, k={self.k}, eps={self.eps}, momentum={self.momentum}"
 
-    def _common(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean and unbiased variance (c,) of the batch in training mode, else the running averages."""
-        if not self.training or x.numel() == x.shape[1]:  # one value has no variance
+    def _common(self, means: Tensor, variances: Tensor | None, pixels: int) -> tuple[Tensor, Tensor]:
+        """Mean and unbiased variance (c,) of the batch in training mode, else the running averages.
+
+        They are made of those of the images (b, c), so that the pixels are read once.
+        """
+        count = len(means) * pixels
+        if not self.training or count == 1:  # one value has no variance
             return self.running_mean, self.running_var
-        var, mean = torch.var_mean(x, (0, 2, 3))
+        mean = means.mean(0)
+        between = (means - mean).square().sum(0) * pixels
+        within = 0.0 if variances is None else variances.sum(0) * (pixels - 1)
+        var = (between + within) / (count - 1)
         with torch.no_grad():
             self.running_mean.lerp_(mean.to(self.running_mean.dtype), self.momentum)
             self.running_var.lerp_(var.to(self.running_var.dtype), self.momentum)
         return mean, var
 
-    def _correct(self, x: Tensor, mean: Tensor, var: Tensor) -> tuple[Tensor, Tensor]:
-        """Move the common statistics (1, c, 1, 1) towards those of each image, giving (b, c, 1, 1)."""
-        own_var, own_mean = torch.var_mean(x, (2, 3), keepdim=True)
-        pixels = x.shape[-2] * x.shape[-1]
+    def _correct(
+        self, own_mean: Tensor, own_var: Tensor, mean: Tensor, var: Tensor, pixels: int
+    ) -> tuple[Tensor, Tensor]:
+        """Move the common statistics (c,) towards those of each image (b, c), giving (b, c, 1, 1)."""
         spread = var + self.eps
         mean = mean + _shrink(own_mean - mean, self.k * (spread / pixels).sqrt())
         var = F.relu(var + _shrink(own_var - var, self.k * spread * math.sqrt(2.0 / (pixels - 1))))
-        return mean, var
+        return mean[..., None, None], var[..., None, None]
 
 
 def _shrink(x: Tensor, by: Tensor) -> Tensor:

@@ -33,6 +33,7 @@ def produce(
     fractions: Sequence[float] = (1.0,),
     device: str = "cpu",
     progress: Callable[[Epoch], None] | None = None,
+    compile: bool = False,
 ) -> None:
     """Train a model, estimate its sites, fit its temperatures and write everything into a folder.
 
@@ -50,6 +51,7 @@ def produce(
         fractions: Shares of the training images that sites are estimated from; a file for each, none for none.
         device: Where to train.
         progress: Called after every epoch.
+        compile: As in :func:`~ttvd.source.train`.
     """
     folder.mkdir(parents=True, exist_ok=True)
     if _is_done(folder, name, recipe, fractions):
@@ -60,7 +62,7 @@ def produce(
     init_weights(model, torch.Generator().manual_seed(recipe.seed))
     model.to(device)
     resume = folder / f"{name}.training"
-    train(model, images[~held], labels[~held], recipe, checkpoint=resume, progress=progress)
+    train(model, images[~held], labels[~held], recipe, checkpoint=resume, progress=progress, compile=compile)
     model.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]  # missing in torch's stubs
     for fraction in fractions:
         sites = estimate_sites(model, (images[~held], labels[~held]), fraction=fraction)

@@ -14,12 +14,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ttvd.source.augment import crop_and_flip, draw_crops
+from ttvd.source.augment import draw_crops
 from ttvd.source.distributed import Group, join_group, local_device
 from ttvd.source.images import check_images, check_labels, to_unit
-from ttvd.source.objectives import LOSSES, check_model
+from ttvd.source.objectives import check_model
 from ttvd.source.recipe import Recipe
 from ttvd.source.state import Epoch, Training
+from ttvd.source.steps import Steps, can_record, make_optimizer
 
 
 @dataclass(frozen=True)
@@ -37,8 +38,11 @@ def train(
     *,
     checkpoint: str | os.PathLike[str] | None = None,
     progress: Callable[[Epoch], None] | None = None,
+    compile: bool = False,
 ) -> History:
     """Train a model in place; it is left in evaluation mode.
+
+    On a GPU, in one process, a step is recorded as a CUDA graph: small networks wait for Python otherwise.
 
     Args:
         model: Takes images in [0, 1]; k * 4 outputs for SLA, k for plain training, a ``RotationNet`` for joint
@@ -49,6 +53,8 @@ def train(
         checkpoint: Where to keep the state after every epoch. A state that is already there is continued, and
             the result is the same as without the interruption.
         progress: Called after every epoch, in the first process only.
+        compile: Let ``torch.compile`` make kernels for forward and backward pass, which takes a minute at the start
+            and rounds a little differently. A C++ compiler is needed, and Triton on a GPU.
 
     Example:
         >>> model = nn.Sequential(nn.Flatten(), nn.Linear(4, 2 * 4))
@@ -68,63 +74,35 @@ def train(
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # missing in torch's stubs
     group = join_group(device)
     group.broadcast(model)
-    training = Training(model, make_optimizer(model, recipe), recipe, _describe(images, labels))
+    optimizer = make_optimizer(model, recipe, recorded=can_record(device, group))
+    training = Training(model, optimizer, recipe, _describe(images, labels))
     epochs = training.resume(checkpoint) if checkpoint is not None else []
     if len(set(done := group.gather(len(epochs), device))) > 1:
         raise ValueError(f"the processes see different checkpoints, {done} epochs; use a shared folder")
     data = (images.to(device), labels.to(device, torch.int64))
+    steps = Steps(training, data, group, compile)
     for number in range(len(epochs), recipe.epochs):
-        epochs.append(_train_epoch(training, data, number, group))
+        epochs.append(_train_epoch(training, steps, number, group))
         if group.rank == 0 and checkpoint is not None:
             training.save(checkpoint, epochs)
         if group.rank == 0 and progress is not None:
             progress(epochs[-1])
+    model.zero_grad()
     model.eval()
     return History(tuple(epochs))
 
 
-def make_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
-    """The optimizer of a recipe over the parameters that require gradients."""
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    if not parameters:
-        raise ValueError("the model has no parameter that requires gradients")
-    if recipe.optimizer == "adamw":
-        return torch.optim.AdamW(parameters, recipe.lr, weight_decay=recipe.weight_decay)
-    decay, momentum, nesterov = recipe.weight_decay, recipe.momentum, recipe.nesterov
-    return torch.optim.SGD(parameters, recipe.lr, momentum, weight_decay=decay, nesterov=nesterov)
-
-
-def _train_epoch(training: Training, data: tuple[Tensor, Tensor], number: int, group: Group) -> Epoch:
-    recipe, (images, labels) = training.recipe, data
-    started, device = time.perf_counter(), images.device
-    order, draws = (rows.to(device) for rows in plan_epoch(recipe, len(images), number, group))
-    totals, rate = torch.zeros(2, device=device), recipe.lr
+def _train_epoch(training: Training, steps: Steps, number: int, group: Group) -> Epoch:
+    recipe, device = training.recipe, steps.device
+    started = time.perf_counter()
+    order, draws = (rows.to(device) for rows in plan_epoch(recipe, steps.images, number, group))
+    rates = [recipe.learning_rate(number * len(order) + step, len(order)) for step in range(len(order))]
     training.model.train()
     with _seeded(device, _seed(recipe, number, 1 + group.rank)):
-        for step in range(len(order)):
-            rate = recipe.learning_rate(number * len(order) + step, len(order))
-            x = crop_and_flip(to_unit(images[order[step]]), draws[step], recipe.padding)
-            totals += _take_step(training, x, labels[order[step]], rate, group)
+        totals = steps.run(order, draws, rates)
     group.average_buffers(training.model)
     loss, accuracy = (group.sum_(totals) / (len(order) * group.world)).tolist()
-    return Epoch(number, loss, accuracy, rate, time.perf_counter() - started)
-
-
-def _take_step(training: Training, x: Tensor, y: Tensor, rate: float, group: Group) -> Tensor:
-    """One update of the weights; returns loss and accuracy of this process's share, (2,)."""
-    recipe, optimizer = training.recipe, training.optimizer
-    if recipe.channels_last:
-        x = x.contiguous(memory_format=torch.channels_last)
-    for options in optimizer.param_groups:
-        options["lr"] = rate
-    optimizer.zero_grad()
-    with torch.autocast(x.device.type, torch.bfloat16, enabled=recipe.precision == "bf16"):
-        loss, accuracy = LOSSES[recipe.objective](training.model, x, y)
-    # Shares are equally large, so that the mean over processes is the mean over the batch.
-    (loss / group.world).backward()
-    group.sum_gradients(training.model.parameters())
-    optimizer.step()
-    return torch.stack([loss.detach(), accuracy])
+    return Epoch(number, loss, accuracy, rates[-1], time.perf_counter() - started)
 
 
 def plan_epoch(recipe: Recipe, images: int, number: int, group: Group) -> tuple[Tensor, Tensor]:

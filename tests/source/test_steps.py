@@ -1,0 +1,103 @@
+"""Steps of training that are recorded or compiled do what steps do that run as they are written."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tests.source.test_train import make_model, make_stripes
+from ttvd.models.rotation import RotationNet
+from ttvd.source import steps
+from ttvd.source.recipe import Recipe
+from ttvd.source.train import train
+
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+SGD = {"optimizer": "sgd", "lr": 0.05, "schedule": "cosine"}
+ADAMW = {"optimizer": "adamw", "lr": 0.01, "schedule": "onecycle"}
+
+
+def make_net(objective: str, device: str, norm: str = "batch") -> nn.Module:
+    net = make_model(12 if objective == "sla" else 3, norm=norm)
+    return (RotationNet(net) if objective == "rotation" else net).to(device)
+
+
+def compare(a: nn.Module, b: nn.Module, tolerance: float) -> None:
+    first, second = a.state_dict(), b.state_dict()
+    for name, value in first.items():
+        torch.testing.assert_close(value, second[name], rtol=tolerance, atol=tolerance, msg=name)
+
+
+def test_compiled_training_gives_the_same_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    graphs = []
+    whole = torch.compile
+
+    def count(graph: torch.fx.GraphModule, example: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    monkeypatch.setattr(
+        torch, "compile", lambda loss, **options: whole(loss, backend=count, fullgraph=True, **options)
+    )
+    recipe = Recipe("sla", epochs=2, batch_size=32, padding=1, **SGD)  # type: ignore[arg-type]
+    nets = [make_net("sla", "cpu") for _ in range(2)]
+    history = [
+        train(net, *make_stripes(100), recipe, compile=fast)
+        for net, fast in zip(nets, (False, True), strict=True)
+    ]
+    assert len(graphs) == 1  # all steps of both epochs are one shape
+    compare(nets[0], nets[1], tolerance=1e-6)
+    losses = [[epoch.loss for epoch in told.epochs] for told in history]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+
+
+def test_no_gradients_are_left_behind() -> None:
+    net = make_net("plain", "cpu")
+    train(net, *make_stripes(64), Recipe("plain", epochs=1, batch_size=32, padding=0))
+    assert all(parameter.grad is None for parameter in net.parameters())
+
+
+@needs_cuda
+@pytest.mark.parametrize("norm", ["batch", "instance-aware"])
+@pytest.mark.parametrize("options", [SGD, SGD | {"nesterov": True}, ADAMW])
+@pytest.mark.parametrize("objective", ["sla", "plain", "rotation"])
+def test_recorded_training_is_the_written_one(
+    objective: str, options: dict[str, Any], norm: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = Recipe(objective, epochs=3, batch_size=32, padding=1, **options)
+    nets = [make_net(objective, "cuda", norm) for _ in range(2)]
+    recorded = train(nets[0], *make_stripes(200), recipe)
+    monkeypatch.setattr("ttvd.source.train.can_record", lambda *_: False)
+    monkeypatch.setattr(steps, "can_record", lambda *_: False)
+    written = train(nets[1], *make_stripes(200), recipe)
+    for mine, theirs in zip(recorded.epochs, written.epochs, strict=True):
+        assert mine.loss == pytest.approx(theirs.loss, rel=1e-3)
+        assert mine.lr == theirs.lr
+    compare(nets[0], nets[1], tolerance=2e-3)
+
+
+@needs_cuda
+def test_recorded_training_resumes(tmp_path: Path) -> None:
+    recipe = Recipe("sla", epochs=4, batch_size=32, padding=1, **SGD)  # type: ignore[arg-type]
+    whole, parts = (make_net("sla", "cuda") for _ in range(2))
+    train(whole, *make_stripes(200), recipe)
+
+    def stop(epoch: Any) -> None:
+        if epoch.number == 1:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(parts, *make_stripes(200), recipe, checkpoint=tmp_path / "state", progress=stop)
+    again = make_net("sla", "cuda")
+    history = train(again, *make_stripes(200), recipe, checkpoint=tmp_path / "state")
+    assert len(history.epochs) == 4
+    compare(whole, again, tolerance=2e-3)
+
+
+@needs_cuda
+def test_fewer_steps_than_a_recording_needs() -> None:
+    net = make_net("plain", "cuda")
+    recipe = Recipe("plain", epochs=3, batch_size=32, padding=0)
+    history = train(net, *make_stripes(64), recipe)
+    assert all(epoch.loss > 0 for epoch in history.epochs)
