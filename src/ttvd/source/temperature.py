@@ -18,15 +18,16 @@ from ttvd.models.split import split
 from ttvd.source.features import Data, iterate_batches, stream_features
 from ttvd.source.images import check_labels
 
-_HALVINGS = 60
+_STEPS = 100
 _DOUBLINGS = 60
+_CLOSE = 1e-12  # how far the inverse temperature may be from the best, relatively
 
 
 def fit_temperature(scores: Tensor, labels: Tensor) -> float:
     """The temperature with the smallest negative log-likelihood of ``softmax(scores / tau)``.
 
     The likelihood is concave in 1 / tau, so its only maximum is where the slope changes sign; that point is
-    bracketed and then halved, in float64.
+    bracketed and then found by Newton's steps, in float64.
 
     Args:
         scores: (n, k), the larger the likelier.
@@ -44,21 +45,27 @@ def fit_temperature(scores: Tensor, labels: Tensor) -> float:
     """
     gaps = _compare_scores(scores, labels)
     scale = gaps.std().item()
-    if not scale > 0 or _slope(gaps, 0.0) >= 0:
+    if not scale > 0 or _slope(gaps, 0.0)[0] >= 0:
         raise ValueError("no temperature fits: the scores do not favour the true classes")
     low = high = 1 / scale
     for _ in range(_DOUBLINGS):
-        if _slope(gaps, high) > 0:
+        if _slope(gaps, high)[0] > 0:
             break
         low, high = high, 2 * high
     else:
         raise ValueError("no temperature fits: all predictions are right; use more held-out data")
-    while _slope(gaps, low) > 0:
+    while _slope(gaps, low)[0] > 0:
         low /= 2
-    for _ in range(_HALVINGS):
-        middle = math.sqrt(low * high)
-        low, high = (low, middle) if _slope(gaps, middle) > 0 else (middle, high)
-    return 1 / math.sqrt(low * high)
+    inverse = math.sqrt(low * high)
+    for _ in range(_STEPS):
+        slope, bend = _slope(gaps, inverse)
+        low, high = (low, inverse) if slope > 0 else (inverse, high)
+        last, inverse = inverse, inverse - slope / bend if bend > 0 else 0.0
+        if abs(inverse - last) <= _CLOSE * last:
+            break
+        if not low < inverse < high:  # a step too far: halve
+            inverse = math.sqrt(low * high)
+    return 1 / inverse
 
 
 def _compare_scores(scores: Tensor, labels: Tensor) -> Tensor:
@@ -73,9 +80,13 @@ def _compare_scores(scores: Tensor, labels: Tensor) -> Tensor:
     return values - values.gather(1, labels[:, None].long())
 
 
-def _slope(gaps: Tensor, inverse: float) -> float:
-    """Derivative of the mean negative log-likelihood by 1 / tau."""
-    return (F.softmax(gaps * inverse, 1) * gaps).sum(1).mean().item()
+def _slope(gaps: Tensor, inverse: float) -> tuple[float, float]:
+    """First and second derivative of the mean negative log-likelihood by 1 / tau."""
+    chances = F.softmax(gaps * inverse, 1)
+    means = (chances * gaps).sum(1)
+    spread = (chances * (gaps - means[:, None]).square()).sum(1)
+    first, second = torch.stack([means.mean(), spread.mean()]).tolist()
+    return first, second
 
 
 def calibrate(
@@ -110,14 +121,14 @@ def calibrate(
     labels = []
     batches = iterate_batches(data, batch_size)
     for z, y in stream_features(model, batches, sites.views, sites.num_classes):
-        labels.append(y.cpu())
+        labels.append(y)
         for key, rule in rules.items():
-            found[key].append(rule(z).cpu())
+            found[key].append(rule(z).cpu())  # a device may have no room for all of them
     if not labels:
         raise ValueError("there are no images to calibrate on")
     target = torch.cat(labels)
     return sites.with_temperatures(
-        {key: _fit_named(key, torch.cat(parts), target) for key, parts in found.items()}
+        {key: _fit_named(key, torch.cat(parts).to(device), target) for key, parts in found.items()}
     )
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ttvd.data.sets.imageset import Index
 from ttvd.data.sets.pictures import read_image as read_image
-from ttvd.data.sets.pictures import read_size
+from ttvd.data.sets.pictures import read_pixels, read_size
 
 SUFFIXES = frozenset((".bmp", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"))
 
@@ -74,10 +74,15 @@ class ImageFolder:
         """Return the path of a picture, relative to the root."""
         return os.fsdecode(self._paths[position])
 
+    def pixels(self, position: int) -> Tensor:
+        """Decode a picture into bytes (3, h, w)."""
+        return read_pixels(self.root / self.path(position), self.resize, self.crop)
+
     def floats(self, index: Index | None = None) -> Tensor:
         """Decode pictures, all of them unless an index is given, into float32 (b, 3, h, w) in [0, 1]."""
         rows = torch.arange(len(self))[slice(None) if index is None else index].tolist()
-        return torch.stack([self[row][0] for row in rows])
+        # Bytes until all are there: a fourth of the memory, and one conversion instead of one for each.
+        return torch.stack([self.pixels(row) for row in rows]).float().div_(255)
 
     def subset(self, index: Index) -> ImageFolder:
         """Return the pictures of an index, in its order, with the same classes."""

@@ -26,6 +26,11 @@ def read_image(path: str | Path, resize: int | None = 256, crop: int | None = 22
         OSError: There is no such file.
         ValueError: The file is truncated or no picture, or the picture is smaller than the crop.
     """
+    return read_pixels(path, resize, crop).float().div_(255)
+
+
+def read_pixels(path: str | Path, resize: int | None = 256, crop: int | None = 224) -> Tensor:
+    """Decode a picture into bytes (3, h, w), as :func:`read_image` does into floats."""
     require_pillow("reading pictures")
     from PIL import Image
 
@@ -35,7 +40,8 @@ def read_image(path: str | Path, resize: int | None = 256, crop: int | None = 22
                 pixels = _prepare(picture.convert("RGB"), resize, crop)
         except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
             raise ValueError(f"{path} cannot be used as a picture: {error}") from error
-    return torch.from_numpy(pixels).permute(2, 0, 1).contiguous().float().div_(255)
+    # By numpy: threads that decode would each start torch's threads for an image of this size.
+    return torch.from_numpy(np.ascontiguousarray(pixels.transpose(2, 0, 1)))
 
 
 def read_size(path: str | Path, resize: int | None = None) -> tuple[int, int]:
