@@ -1,10 +1,13 @@
 """Error, negative log-likelihood, Brier score and calibration error of probabilities (b, k) for labels (b,).
 
-`RunningMetrics` gives the numbers of a whole stream. All arithmetic is float64 on the CPU.
+`RunningMetrics` gives the numbers of a whole stream. All arithmetic is float64, on the CPU; `sum_batches` does that of
+many batches at once where their logits are.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise
 from typing import Any, Self
 
 import torch
@@ -148,6 +151,74 @@ class RunningMetrics:
         return metrics
 
 
+def sum_batches(logits: Sequence[Tensor], labels: Sequence[Tensor], bins: int = 15) -> Tensor:
+    """Score several batches together on the device of their logits, without waiting for it.
+
+    Batches of one shape share their kernels, and each sum has an order of its own, so that it can be repeated.
+
+    Args:
+        logits: (b, k) of each batch; log-probabilities count as logits.
+        labels: (b,) of each batch, on any device.
+        bins: Of the calibration error.
+
+    Returns:
+        A row for each batch: the states of their metrics, for `read_sums`, and in the last column 1 where
+        `RunningMetrics.update` would refuse the values.
+
+    >>> table = sum_batches([torch.zeros(2, 2), torch.zeros(3, 2)], [torch.tensor([0, 1]), torch.zeros(3).long()])
+    >>> [(state["n"], state["correct"]) for state in read_sums(table)]
+    [(2, 1), (3, 3)]
+    """
+    groups: dict[torch.Size, list[int]] = {}
+    for i, (scores, truth) in enumerate(zip(logits, labels, strict=True)):
+        _check_kind(scores, "logits")
+        _check_label_kind(truth, len(scores))
+        groups.setdefault(scores.shape, []).append(i)
+    rows: dict[int, Tensor] = {}
+    for indices in groups.values():
+        scores = torch.stack([logits[i] for i in indices])
+        truths = [labels[i].to(scores.device, torch.int64, non_blocking=True) for i in indices]
+        table = _sum_group(scores, torch.stack(truths), bins)
+        rows.update(zip(indices, table.unbind(), strict=True))
+    return torch.stack([rows[i] for i in range(len(logits))])
+
+
+def read_sums(table: Tensor) -> list[dict[str, float | list[float]]]:
+    """Return the state, as `RunningMetrics.state` gives it, of each batch in a table of `sum_batches`."""
+    bins = (table.shape[1] - len(_SUMS) - 1) // len(_BINS)
+    cuts = [len(_SUMS) + bins * i for i in range(len(_BINS) + 1)]
+    states: list[dict[str, float | list[float]]] = []
+    for row in table.tolist():
+        parts = [row[start:stop] for start, stop in pairwise(cuts)]
+        state = dict(zip(_SUMS + _BINS, [*row[: len(_SUMS)], *parts], strict=True))
+        states.append({"n": int(sum(parts[0])), "correct": int(sum(parts[2])), **state})
+    return states
+
+
+def _sum_group(logits: Tensor, labels: Tensor, bins: int) -> Tensor:
+    """Rows of `sum_batches` for logits (m, b, k) and labels (m, b)."""
+    scores, k = logits.detach().double(), logits.shape[2]
+    wrong = ~scores.amax(dim=2).isfinite() | (labels < 0) | (labels >= k)
+    truth = labels.clamp(0, k - 1)  # an index out of range would end all work on the device
+    probs = scores.softmax(dim=2)
+    confidence, prediction = probs.max(dim=2)
+    index = (torch.bucketize(confidence, _make_edges(bins, probs.device)) - 1).clamp(0, bins - 1)
+    inside = index[..., None] == torch.arange(bins, device=probs.device)
+    facts = torch.stack([torch.ones_like(confidence), confidence, (prediction == truth).double()])
+    sums = (facts[..., None] * inside).sum(dim=2)  # no index_add: on a GPU it adds in any order
+    losses = -probs.gather(2, truth[..., None]).clamp_min(_TINY).log().sum(dim=(1, 2))
+    distances = (probs - (truth[..., None] == torch.arange(k, device=probs.device)).double()).square()
+    gaps = (sums[1] - sums[2]).abs().sum(dim=1)
+    totals = torch.stack([losses, distances.sum(dim=(1, 2)), gaps], dim=1)
+    return torch.cat([totals, *sums, wrong.any(dim=1, keepdim=True)], dim=1)
+
+
+@cache
+def _make_edges(bins: int, device: torch.device) -> Tensor:
+    """Of the bins; made on the CPU, for devices differ in the last digit of such steps."""
+    return torch.linspace(0, 1, bins + 1, dtype=torch.float64).to(device)
+
+
 def _measure(probs: Tensor, labels: Tensor, bins: int = 15) -> RunningMetrics:
     metrics = RunningMetrics(bins)
     metrics.update(labels, probs=probs)
@@ -157,15 +228,18 @@ def _measure(probs: Tensor, labels: Tensor, bins: int = 15) -> RunningMetrics:
 def _sum_bins(probs: Tensor, labels: Tensor, bins: int) -> Tensor:
     """Return (3, bins): count, summed confidence and number of correct predictions."""
     confidence, prediction = probs.max(dim=1)
-    edges = torch.linspace(0, 1, bins + 1, dtype=torch.float64)
-    index = (torch.bucketize(confidence, edges) - 1).clamp(0, bins - 1)
+    index = (torch.bucketize(confidence, _make_edges(bins, probs.device)) - 1).clamp(0, bins - 1)
     rows = torch.stack([torch.ones_like(confidence), confidence, (prediction == labels).double()])
     return torch.zeros(3, bins, dtype=torch.float64).index_add_(1, index, rows)
 
 
-def _check_scores(scores: Tensor, name: str) -> Tensor:
+def _check_kind(scores: Tensor, name: str) -> None:
     if scores.ndim != 2 or 0 in scores.shape or not scores.is_floating_point():
         raise ValueError(f"{name} must be a floating (b, k) tensor, got {scores.dtype} {tuple(scores.shape)}")
+
+
+def _check_scores(scores: Tensor, name: str) -> Tensor:
+    _check_kind(scores, name)
     return scores.detach().to("cpu", torch.float64)
 
 
@@ -189,11 +263,15 @@ def _check_probs(probs: Tensor) -> Tensor:
     return values.clamp(0, 1)
 
 
-def _check_labels(labels: Tensor, b: int, k: int) -> Tensor:
+def _check_label_kind(labels: Tensor, b: int) -> None:
     if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
         raise TypeError(f"labels must be integers, got {labels.dtype}")
     if labels.shape != (b,):
         raise ValueError(f"labels must have shape ({b},), one for each row, got {tuple(labels.shape)}")
+
+
+def _check_labels(labels: Tensor, b: int, k: int) -> Tensor:
+    _check_label_kind(labels, b)
     if not 0 <= labels.min() <= labels.max() < k:
         raise ValueError(f"labels must lie in 0..{k - 1}, got {labels.min()} to {labels.max()}")
     return labels.detach().to("cpu", torch.int64)

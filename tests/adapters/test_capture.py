@@ -1,6 +1,7 @@
 """Steps recorded as CUDA graphs: the same results as the steps as they are written, and what cannot be recorded."""
 
 import copy
+import gc
 import pickle
 import warnings
 
@@ -43,6 +44,11 @@ def feed(adapter: ttvd.Adapter, stream: list[Tensor]) -> None:
 def count_graphs(adapter: ttvd.Adapter) -> int:
     inside = getattr(adapter, "adapter", adapter)
     return sum(recording is not None for recording in inside._steps._shapes.values())
+
+
+def list_recordings(adapter: ttvd.Adapter) -> list[object]:
+    inside = getattr(adapter, "adapter", adapter)
+    return list(inside._steps._shapes.values())
 
 
 def assert_close(found: Tensor, expected: Tensor) -> None:
@@ -109,6 +115,47 @@ def test_states_come_and_go_between_replays(name: str) -> None:
     adapter.restore(snapshot)
     assert_close(adapter(stream[2]), first[2])
     assert_close(middle[1], first[1])
+
+
+@pytest.mark.parametrize("name", ["ttvd", "tent", "eata", "rdumb", "t3a"])
+def test_a_renewed_adapter_plays_what_it_has(name: str) -> None:
+    adapter, stream = make_adapter(name), make_stream()[:4]
+    first = [adapter(x) for x in stream]
+    recordings = list_recordings(adapter)
+    adapter.renew()
+    assert float(adapter.kept) == 1.0
+    for x, y in zip(stream, first, strict=True):
+        assert_close(adapter(x), y)
+    assert list_recordings(adapter) == recordings
+    adapter.release()
+    assert count_graphs(adapter) == 0
+    adapter.renew()
+    for x, y in zip(stream, first, strict=True):
+        assert_close(adapter(x), y)
+    assert count_graphs(adapter) == 1
+
+
+def test_the_first_batch_after_a_renewal_is_looked_at() -> None:
+    adapter, (x, *_) = make_adapter("tent"), make_stream()
+    for _ in range(3):
+        adapter(x)
+    adapter(x + 5)  # nobody looks
+    adapter.renew()
+    with pytest.raises(ValueError, match="expected images in"):
+        adapter(x + 5)
+
+
+@pytest.mark.parametrize("free", [0, 2**60])
+def test_room_for_a_graph_is_made_where_it_is_scarce(monkeypatch: pytest.MonkeyPatch, free: int) -> None:
+    emptied: list[int] = []
+    empty = torch.cuda.empty_cache
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (free, 2**60))
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(empty() or 1))
+    adapter, stream = make_adapter("tent"), make_stream()
+    feed(adapter, stream[:3])
+    assert count_graphs(adapter) == 1
+    assert len(emptied) == (free == 0)
+    assert gc.isenabled()
 
 
 def test_outputs_have_memory_of_their_own() -> None:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from ttvd.adapters.capture import Steps
 from ttvd.adapters.flat import all_finite, copy_all, keep_where
+from ttvd.adapters.frozen import add_frozen, drop_frozen
 from ttvd.adapters.inputs import check_inputs, check_logits
 from ttvd.adapters.speed import Precision, choose_dtype, compile_network, eager_networks, prepare_network
 from ttvd.geometry.precision import upcast
@@ -87,14 +88,15 @@ class Adapter(nn.Module):
         self.validation = "auto"
         self.capture = "auto"
         self._seen_batch = False
+        self._fits = False
         self._begin()
 
     def _begin(self) -> None:
         """Nothing has changed yet, and the saved state is what may."""
         self._initial: State | None = None
         self._steps = Steps()
-        self.register_state_dict_post_hook(_drop_frozen)  # type: ignore[no-untyped-call]
-        self.register_load_state_dict_pre_hook(_add_frozen)  # type: ignore[no-untyped-call]
+        self.register_state_dict_post_hook(drop_frozen)  # type: ignore[no-untyped-call]
+        self.register_load_state_dict_pre_hook(add_frozen)  # type: ignore[no-untyped-call]
 
     @property
     def anchor(self) -> Tensor:
@@ -186,7 +188,7 @@ class Adapter(nn.Module):
         # What autocast remembers may be of old weights, or made where no gradient was wanted.
         torch.clear_autocast_cache()
         own = self._precision is not None
-        with torch.autocast(self.anchor.device.type, self._precision) if own else nullcontext():
+        with torch.autocast(self.kept.device.type, self._precision) if own else nullcontext():
             yield
 
     def snapshot(self) -> State:
@@ -205,6 +207,25 @@ class Adapter(nn.Module):
         """Go back to the state at construction: weights, optimizer, memories, averages."""
         if self._initial is not None:
             self.restore(self._initial)
+
+    def renew(self) -> None:
+        """Be as if just built, for another stream: :meth:`reset`, and the first batch is looked at again.
+
+        What was recorded for the speed of the steps is still there.
+        """
+        self.reset()
+        self.kept.fill_(1.0)
+        for part in self._adapters():
+            part._seen_batch = False
+
+    def release(self) -> None:
+        """Give back the memory of recorded steps; they are recorded again when they are needed."""
+        for part in self._adapters():
+            part._steps.forget()
+
+    def _adapters(self) -> Iterator["Adapter"]:
+        """This one, and those inside."""
+        return (part for part in self.modules() if isinstance(part, Adapter))
 
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
@@ -259,9 +280,9 @@ class Adapter(nn.Module):
         values = self.validation == "always" or (self.validation == "auto" and cheap)
         check_inputs(x, device=weight.device, dtype=weight.dtype, values=values)
         x = x.clone() if x.is_inference() else x
-        if not self._seen_batch:
+        if not self._fits:
             self._check_model(x[:2])
-        self._seen_batch = True
+        self._seen_batch = self._fits = True
         return x, values
 
     @torch.no_grad()
@@ -276,22 +297,3 @@ class Adapter(nn.Module):
             self._initial = {name: fn(tensor) for name, tensor in self._initial.items()}
         self._steps.forget()
         return self
-
-
-def _drop_frozen(adapter: nn.Module, state: dict[str, Any], prefix: str, _: Any) -> None:
-    """The saved state is what may change; frozen weights are the model's own."""
-    assert isinstance(adapter, Adapter)
-    for key in set(state) - {prefix + name for name in adapter._changing()}:
-        if key.startswith(prefix):
-            del state[key]
-
-
-def _add_frozen(adapter: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
-    """A saved state that is loaded as a part of a larger module lacks the frozen weights: they are there already."""
-    assert isinstance(adapter, Adapter)
-    adapter._remember()
-    for module_prefix, module in adapter.named_modules(prefix=prefix.removesuffix(".")):
-        own: dict[str, Tensor] = {}
-        module._save_to_state_dict(own, f"{module_prefix}." if module_prefix else "", keep_vars=True)
-        for name, tensor in own.items():
-            state.setdefault(name, tensor)

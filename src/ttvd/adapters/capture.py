@@ -7,6 +7,7 @@ its kernels; recorded as a graph for a shape of batches, all of them are launche
 from __future__ import annotations
 
 import contextlib
+import gc
 import warnings
 from collections import OrderedDict
 from collections.abc import Iterator
@@ -119,7 +120,7 @@ class Recording:
         self._warm_up(adapter, stream)
         # Copies of weights that autocast keeps would be read where they lie now, by every replay.
         torch.clear_autocast_cache()
-        with torch.cuda.graph(self._graph, stream=stream, capture_error_mode="thread_local"):
+        with _capturing(self._graph, stream):
             self._out = adapter._take(self._x, checked=False)
         torch.clear_autocast_cache()
 
@@ -160,6 +161,32 @@ def find_obstacle(adapter: Adapter, device: torch.device) -> str | None:
     if has_hooks(adapter):
         return "hooks are registered on its modules, and a graph would not run them"
     return None
+
+
+@contextlib.contextmanager
+def _capturing(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream) -> Iterator[None]:
+    """Record what is launched inside, into memory of the graph's own.
+
+    As ``torch.cuda.graph`` does, which however gives all unused memory back to the system each time, and that takes
+    longer than the recording. Here it does so only where the graph might find no room otherwise: it needs no more
+    than the steps before it, which are a part of what is reserved.
+    """
+    torch.cuda.synchronize(stream.device)
+    free, _ = torch.cuda.mem_get_info(stream.device)
+    if free < torch.cuda.memory_reserved(stream.device):
+        torch.cuda.empty_cache()
+    collecting = gc.isenabled()
+    gc.disable()  # other graphs must not be taken down in the middle of this one
+    try:
+        with torch.cuda.stream(stream):
+            graph.capture_begin(capture_error_mode="thread_local")
+            try:
+                yield
+            finally:
+                graph.capture_end()
+    finally:
+        if collecting:
+            gc.enable()
 
 
 @contextlib.contextmanager

@@ -3,7 +3,7 @@
 from collections import OrderedDict, deque
 from collections.abc import Iterator, Sized
 from itertools import chain
-from operator import attrgetter, is_
+from operator import attrgetter, call, is_, itemgetter
 from typing import Any
 
 import torch
@@ -11,7 +11,10 @@ from torch import Tensor, nn
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _GROWING = (list, dict, OrderedDict, set, deque)
-_OWN = set(vars(nn.Module())) - set(_HOOKS)
+_OWN = frozenset(vars(nn.Module()))
+# Of torch's own attributes, those that a step can see; the last three are tables of what a module has.
+_SEEN = ("training", "_parameters", "_buffers", "_modules")
+_get_tables = itemgetter(*_SEEN[1:])
 
 
 class Traits:
@@ -38,24 +41,32 @@ class Traits:
         self._device_type = device_type
         self._switches = _read_switches(device_type)
         parts = list(module.modules())
-        self._tables = [table for part in parts for table in _tables(part)]
-        self._values = list(self._read_tables())
-        self._containers = [*self._tables, *(value for part in parts for value in _containers(part))]
+        self._own = [vars(part) for part in parts]
+        self._readers = [itemgetter(*_SEEN, *(own.keys() - _OWN)) for own in self._own]
+        tables = [table for own in self._own for table in _get_tables(own)]
+        self._filled = [table for table in tables if table]
+        self._values = list(self._read_values())
+        growing = (value for own in self._own for value in _find_growing(own))
+        self._containers = [*self._own, *tables, *growing]
         self._sizes = list(map(len, self._containers))
         self._tensors = [value for value in self._values if isinstance(value, Tensor)]
         self._places = self._find_places()
 
     def hold(self) -> bool:
         """Whether everything is as it was."""
-        return (
-            _read_switches(self._device_type) == self._switches
-            and list(map(len, self._containers)) == self._sizes
-            and all(map(is_, self._read_tables(), self._values))
-            and self._find_places() == self._places
-        )
+        try:
+            return (
+                _read_switches(self._device_type) == self._switches
+                and list(map(len, self._containers)) == self._sizes
+                and all(map(is_, self._read_values(), self._values))
+                and self._find_places() == self._places
+            )
+        except KeyError:  # an attribute has another name now
+            return False
 
-    def _read_tables(self) -> Iterator[object]:
-        return chain.from_iterable(map(dict.values, self._tables))
+    def _read_values(self) -> Iterator[object]:
+        of_modules = chain.from_iterable(map(call, self._readers, self._own))
+        return chain(of_modules, chain.from_iterable(map(dict.values, self._filled)))
 
     def _find_places(self) -> list[object]:
         return [*map(Tensor.data_ptr, self._tensors), *map(attrgetter("requires_grad"), self._tensors)]
@@ -66,14 +77,10 @@ def has_hooks(module: nn.Module) -> bool:
     return any(getattr(part, kind) for part in module.modules() for kind in _HOOKS)
 
 
-def _tables(module: nn.Module) -> tuple[dict[str, Any], ...]:
-    """Where a module keeps what it has."""
-    return vars(module), module._modules, module._parameters, module._buffers
-
-
-def _containers(module: nn.Module) -> Iterator[Sized]:
-    """What can grow: hooks, and what the module has beyond torch's own attributes."""
-    yield from (value for name, value in vars(module).items() if name not in _OWN and type(value) in _GROWING)
+def _find_growing(own: dict[str, Any]) -> Iterator[Sized]:
+    """What can grow: hooks, and what a module has beyond torch's own attributes."""
+    yield from (own[name] for name in _HOOKS)
+    yield from (value for name, value in own.items() if name not in _OWN and type(value) in _GROWING)
 
 
 def _read_switches(device_type: str) -> tuple[object, ...]:

@@ -1,8 +1,10 @@
 """The job of a worker: one spec in, one finished run out."""
 
+import json
 import platform
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Hashable, Iterator, Sequence
+from contextlib import closing
 from typing import Any
 
 import numpy as np
@@ -13,9 +15,11 @@ from ttvd.adapters import Adapter, create, find_method
 from ttvd.adapters.fit import fit_to_method
 from ttvd.bench.memory import watch_memory
 from ttvd.bench.run import Row, run
-from ttvd.bench.spec import Facts, Run, Spec
-from ttvd.bench.supply import Supply, check_method, check_origin
+from ttvd.bench.spec import Domain, Facts, Run, Spec
+from ttvd.bench.supply import INGREDIENTS, Supply, check_method, check_origin
 from ttvd.data import streams
+from ttvd.data.prefetch import prefetch
+from ttvd.data.sets import ImageFolder
 from ttvd.data.streams import Order
 from ttvd.models.norms import Statistics
 
@@ -41,7 +45,6 @@ def execute(spec: Spec, supply: Supply, progress: Callable[[int, int], None] | N
         progress: Called with the number of batches done and of all batches.
     """
     check_origin(spec, supply)
-    adapter = build_adapter(spec, supply)
     order = make_order(spec, supply)
     batches = cut_order(spec, order)
     labels = supply.labels(spec)
@@ -54,18 +57,30 @@ def execute(spec: Spec, supply: Supply, progress: Callable[[int, int], None] | N
         if progress is not None:
             progress(done, len(batches))
 
-    started = time.time()
-    with watch_memory(supply.device) as peak:
-        record = run(
-            adapter,
-            _stream(spec, supply, batches, labels),
-            progress=advance,
-            domains=[0 if spec.join == "mixed" else int(rows[0, 0]) for rows in batches],
-            oracle=spec.steps if spec.selection == "oracle" else 0,
-            episodic=spec.episodic,
-            restrict=None if restriction is None else restriction.restrict,
-        )
-    return Run(spec, record, _state_facts(spec, supply, order, started, peak.bytes))
+    with supply.adapters.lend(identify_adapter(spec), lambda: build_adapter(spec, supply)) as lent:
+        started = time.time()
+        where = supply.prepare(spec)  # so that the memory which is measured is that of the adapter's work
+        with watch_memory(supply.device) as peak:
+            record = run(
+                lent.adapter,
+                _stream(spec, supply, batches, labels, where),
+                progress=advance,
+                domains=[0 if spec.join == "mixed" else int(rows[0, 0]) for rows in batches],
+                oracle=spec.steps if spec.selection == "oracle" else 0,
+                episodic=spec.episodic,
+                restrict=None if restriction is None else restriction.restrict,
+            )
+        taken = lent.correct_peak(spec.batch_size, peak.bytes)
+    return Run(spec, record, _state_facts(spec, supply, order, started, taken))
+
+
+def identify_adapter(spec: Spec) -> tuple[Hashable, ...]:
+    """All that decides what :func:`build_adapter` makes; runs for which it is the same can share an adapter."""
+    data = spec.data if find_method(spec.method).needs & INGREDIENTS else None
+    model = spec.checkpoint, spec.weights, data, spec.sites, spec.views, spec.precision
+    method = spec.method, spec.revision, json.dumps(dict(spec.parameters), sort_keys=True)
+    # The last two decide nothing but how much memory the steps of a run take.
+    return *model, *method, spec.selection, spec.episodic
 
 
 def build_adapter(spec: Spec, supply: Supply) -> Adapter:
@@ -114,21 +129,41 @@ def cut_order(spec: Spec, order: Order) -> list[Order]:
 
 
 def _stream(
-    spec: Spec, supply: Supply, batches: list[Order], labels: Tensor
+    spec: Spec, supply: Supply, batches: list[Order], labels: Tensor, where: torch.device
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Batches of images and labels; one of several domains keeps the order of its rows."""
-    for rows in batches:
-        index = torch.from_numpy(rows[:, 1])
-        parts = [
-            (torch.from_numpy(np.flatnonzero(rows[:, 0] == number)), spec.domains[number])
-            for number in np.unique(rows[:, 0])
-        ]
-        pieces = [supply.batch(spec, domain, index[places]) for places, domain in parts]
-        if len(pieces) == 1:
-            yield pieces[0], labels[index]
-            continue
-        back = torch.cat([places for places, _ in parts]).argsort().to(supply.device)
-        yield torch.cat(pieces)[back], labels[index]
+    """Batches of images and labels; one of several domains keeps the order of its rows.
+
+    All indices go to the device before the first batch (those of images to ``where``): a copy for each batch would
+    wait until the device has done all that was asked of it.
+    """
+    sizes = [len(rows) for rows in batches]
+    ways = [np.argsort(rows[:, 0], kind="stable") for rows in batches]  # from that of rows to that of domains
+    parts = [np.unique(rows[:, 0], return_counts=True) for rows in batches]
+    index = torch.from_numpy(np.concatenate([rows[way, 1] for rows, way in zip(batches, ways, strict=True)]))
+    pieces = iter(index.to(where).split([int(count) for _, counts in parts for count in counts]))
+    backs = torch.from_numpy(np.concatenate([way.argsort() for way in ways])).to(supply.device).split(sizes)
+    truths = labels[torch.from_numpy(np.concatenate(batches)[:, 1])].to(supply.device).split(sizes)
+    asked = [(spec.domains[number], next(pieces)) for numbers, _ in parts for number in numbers]
+    with closing(_load(spec, supply, asked)) as found:
+        for (numbers, _), back, truth in zip(parts, backs, truths, strict=True):
+            images = [next(found) for _ in numbers]
+            yield (images[0] if len(images) == 1 else torch.cat(images).index_select(0, back)), truth
+
+
+def _load(
+    spec: Spec, supply: Supply, asked: Sequence[tuple[Domain, Tensor]]
+) -> Generator[Tensor, None, None]:
+    """Images of one domain after another; for an accelerator, pictures on the disk are decoded ahead."""
+    folders = [base for domain, _ in asked if isinstance(base := supply.base(spec.data, domain), ImageFolder)]
+    if len(folders) < len(asked):
+        yield from (supply.batch(spec, domain, index) for domain, index in asked)
+        return
+    rows = [supply.rows(spec)[index] for _, index in asked]
+    # On a processor, threads that decode would slow down the steps that are timed.
+    workers = 0 if supply.device.type == "cpu" else None
+    with closing(prefetch(zip(folders, rows, strict=True), supply.device, workers=workers)) as pictures:
+        for (domain, _), places, images in zip(asked, rows, pictures, strict=True):
+            yield supply.apply(spec, domain, images, places)
 
 
 def _state_facts(spec: Spec, supply: Supply, order: Order, started: float, peak: int | None) -> Facts:

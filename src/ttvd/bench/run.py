@@ -1,9 +1,7 @@
 """The one loop: every number in every table comes from here. Only this loop and the metrics see labels."""
 
-import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -11,9 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ttvd.adapters.base import Adapter
+from ttvd.bench.answers import Answer, Clock, Score, Scores
 from ttvd.metrics import RunningMetrics
-
-_AHEAD = 64  # batches that an accelerator may be ahead of the scores
 
 
 @dataclass(frozen=True)
@@ -106,28 +103,23 @@ def run(
         restrict: Made of the logits before they are scored, for a set that shows a part of the classes.
     """
     rows: list[Row] = []
-    waiting: list[_Answer] = []
+    waiting = Scores()
 
-    def settle(count: int) -> None:
-        for answer in waiting[:count]:
-            rows.append(answer.score(0 if domains is None else domains[len(rows)]))
+    def settle(scores: Sequence[Score]) -> None:
+        for score in scores:
+            rows.append(Row(*score, domain=0 if domains is None else domains[len(rows)]))
             if progress is not None:
                 progress(rows[-1])
-        del waiting[:count]
 
     for x, labels in batches:
-        clock = _Clock(x.device)
+        clock = Clock(x.device)
         if episodic:
             adapter.reset()
         logits = choose_step(adapter, x, labels, oracle, restrict) if oracle else adapter(x)
         clock.stop()
         logits = logits if oracle or restrict is None else restrict(logits)
-        waiting.append(_Answer(logits, labels, adapter.kept.detach().clone(), clock))
-        if not x.is_cuda:
-            settle(1)
-        elif len(waiting) == _AHEAD:  # score the older half while the device is busy with the other
-            settle(_AHEAD // 2)
-    settle(len(waiting))
+        settle(waiting.add(Answer(logits, labels, adapter.kept.detach().clone(), clock)))
+    settle(waiting.finish())
     if not rows:
         raise ValueError("the stream is empty: there is nothing to measure")
     return Record(tuple(rows))
@@ -158,42 +150,3 @@ def choose_step(
     adapter.restore(state)
     adapter.kept.copy_(kept)
     return chosen
-
-
-class _Clock:
-    """Time from here to :meth:`stop`; on CUDA by the device's own events, without waiting for it."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._events = (
-            [torch.cuda.Event(enable_timing=True) for _ in range(2)] if device.type == "cuda" else []
-        )
-        for event in self._events[:1]:
-            event.record()
-        self._start = time.perf_counter()
-
-    def stop(self) -> None:
-        self._stop = time.perf_counter()
-        for event in self._events[1:]:
-            event.record()
-
-    def seconds(self) -> float:
-        if not self._events:
-            return self._stop - self._start
-        first, last = self._events
-        last.synchronize()
-        return float(first.elapsed_time(last)) / 1e3
-
-
-class _Answer(NamedTuple):
-    """What the adapter said of a batch, until somebody looks."""
-
-    logits: Tensor
-    labels: Tensor
-    kept: Tensor
-    clock: _Clock
-
-    def score(self, domain: int) -> Row:
-        seconds = self.clock.seconds()
-        batch = RunningMetrics()
-        batch.update(self.labels, logits=self.logits)
-        return Row(batch.state(), float(self.kept), seconds, domain)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ttvd.adapters import Method, find_method
 from ttvd.adapters.fit import fit_to_method
+from ttvd.bench.reuse import Adapters
 from ttvd.bench.setting import Setting
 from ttvd.bench.spec import CLEAN, Domain, Spec
 from ttvd.data.corruptions import corrupt
@@ -33,7 +34,9 @@ CORRUPTED = {
     "cifar10-c": "cifar10", "cifar100-c": "cifar100", "imagenet-c": "imagenet", "mnist-c": "mnist", "stack": "stack",
 }  # fmt: skip
 PARTIAL = {"imagenet-r": "imagenet"}
-_DOMAINS_KEPT = 4
+INGREDIENTS = frozenset({"sites", "features", "fisher"})
+"""What methods need that is made from the training images of a data set."""
+_ROOM = 2**30  # bytes for the images of domains; those of a run are kept in any case
 Images = ImageSet | ImageFolder
 
 
@@ -43,6 +46,9 @@ class Supply:
     Args:
         setting: Where things are and on what device they are wanted.
         shared: Test sets that another process has loaded already, by name.
+
+    Attributes:
+        adapters: What runs can share.
     """
 
     def __init__(self, setting: Setting, shared: Mapping[str, ImageSet] | None = None) -> None:
@@ -53,6 +59,7 @@ class Supply:
         self._weights: dict[str, str] = {}
         self._made: dict[tuple[Any, ...], Any] = {}
         self._domains: OrderedDict[tuple[Any, ...], ImageSet] = OrderedDict()
+        self.adapters = Adapters(self.device)
 
     def source(self, name: str) -> Source:
         """A source model, on the device."""
@@ -65,8 +72,11 @@ class Supply:
     def weights(self, name: str, with_sites: bool = False) -> str:
         """The fingerprint of a source model; for those who use them, with that of the sites that come with it."""
         sites = self.source(name).sites
-        suffix = f"+{_hash_sites(sites)}" if with_sites and sites is not None else ""
-        return self._weights[name] + suffix
+        if not with_sites or sites is None:
+            return self._weights[name]
+        if ("sites hash", name) not in self._made:
+            self._made["sites hash", name] = _hash_sites(sites)
+        return f"{self._weights[name]}+{self._made['sites hash', name]}"
 
     def base(self, data: str, domain: Domain = Domain()) -> Images:  # noqa: B008 (it is frozen)
         """The whole test set: clean, or as it comes for a set of corrupted images."""
@@ -116,6 +126,28 @@ class Supply:
                 )
         return labels[self.rows(spec)]
 
+    def prepare(self, spec: Spec) -> torch.device:
+        """Have the images of a run where they are needed; returns where :meth:`batch` expects an index to be."""
+        bases = {domain: self.base(spec.data, domain) for domain in spec.domains}
+        if not all(isinstance(base, ImageSet) for base in bases.values()):
+            return torch.device("cpu")  # they stay on disk, and are read batch by batch
+        for domain, base in bases.items():
+            assert isinstance(base, ImageSet)
+            self._corrupted(spec, domain, base)
+        return self.device
+
+    def keeps_all(self, specs: Sequence[Spec]) -> bool:
+        """Whether the images of all these runs can be kept at once, so that their order does not matter."""
+        sizes: dict[tuple[Any, ...], int] = {}
+        for spec in specs:
+            for domain in spec.domains:
+                base = self.base(spec.data, domain)
+                if not isinstance(base, ImageSet):
+                    return False
+                share = len(self.rows(spec)) / len(base)
+                sizes[_domain_key(spec, domain)] = round(share * (base.images.nbytes + base.labels.nbytes))
+        return sum(sizes.values()) <= _ROOM
+
     def batch(self, spec: Spec, domain: Domain, index: Tensor) -> Tensor:
         """Float images of a domain on the device; ``index`` counts within :meth:`rows`."""
         base = self.base(spec.data, domain)
@@ -123,23 +155,27 @@ class Supply:
             images = self._corrupted(spec, domain, base)
             return images.floats(index.to(images.images.device))
         rows = self.rows(spec)[index]
-        return self._apply(spec, domain, base.floats(rows).to(self.device), rows)
+        return self.apply(spec, domain, base.floats(rows).to(self.device), rows)
 
     def _corrupted(self, spec: Spec, domain: Domain, base: ImageSet) -> ImageSet:
-        key = (spec.data, domain, spec.constants, spec.limit)
+        key = _domain_key(spec, domain)
         if key not in self._domains:
             rows = self.rows(spec)
             pixels = base.images[rows].to(self.device)
-            changed = self._apply(spec, domain, pixels.float().div_(255), rows)
+            changed = self.apply(spec, domain, pixels.float().div_(255), rows)
             if domain.corruption != CLEAN and spec.constants != OFFICIAL:
                 pixels = changed.mul_(255).round_().to(torch.uint8)
             self._domains[key] = ImageSet(pixels, base.labels[rows].to(self.device), base.classes, base.name)
+            while len(self._domains) > len(spec.domains) and self._taken() > _ROOM:
+                self._domains.popitem(last=False)
         self._domains.move_to_end(key)
-        while len(self._domains) > max(_DOMAINS_KEPT, len(spec.domains)):
-            self._domains.popitem(last=False)
         return self._domains[key]
 
-    def _apply(self, spec: Spec, domain: Domain, images: Tensor, rows: Tensor) -> Tensor:
+    def _taken(self) -> int:
+        return sum(kept.images.nbytes + kept.labels.nbytes for kept in self._domains.values())
+
+    def apply(self, spec: Spec, domain: Domain, images: Tensor, rows: Tensor) -> Tensor:
+        """Corrupt clean images of a set, whose places there are ``rows``, as a domain wants them."""
         if domain.corruption == CLEAN or spec.constants == OFFICIAL:
             return images
         # A released set is one set: the seed of a run decides its order, never its pictures.
@@ -175,12 +211,11 @@ class Supply:
                 as it sees it.
         """
         made: dict[str, Any] = {}
-        for need in ("sites", "features", "fisher"):
-            if need in method.needs:
-                key = (need, name, data, *((share,) if need == "sites" else ("sites" in method.needs, views)))
-                if key not in self._made:
-                    self._made[key] = self._make(need, method, name, data, share, views)
-                made[need] = self._made[key]
+        for need in sorted(INGREDIENTS & method.needs):
+            key = (need, name, data, *((share,) if need == "sites" else ("sites" in method.needs, views)))
+            if key not in self._made:
+                self._made[key] = self._make(need, method, name, data, share, views)
+            made[need] = self._made[key]
         return made
 
     def _make(self, need: str, method: Method, name: str, data: str, share: float, views: int) -> Any:
@@ -209,6 +244,11 @@ class Supply:
             self._made["training", name] = load_set(name, self._root(), "train")
         found: Images = self._made["training", name]
         return found
+
+
+def _domain_key(spec: Spec, domain: Domain) -> tuple[Any, ...]:
+    """Of all that decides the images of a domain."""
+    return spec.data, domain, spec.constants, spec.limit
 
 
 def check_origin(spec: Spec, supply: Supply) -> None:

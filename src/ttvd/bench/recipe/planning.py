@@ -1,15 +1,16 @@
 """From a recipe to its runs. A run that cannot work is found here, before the first one starts."""
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter, itemgetter
 from typing import Any, Literal
 
 import torch
 
 from ttvd.adapters import Method, find_method, methods
 from ttvd.adapters.fit import fit_to_method
-from ttvd.bench.job import build_adapter, make_order, to_plain
+from ttvd.bench.job import build_adapter, identify_adapter, make_order, to_plain
 from ttvd.bench.recipe.parts import NEEDS, MethodPart, Recipe, Rule
 from ttvd.bench.recipe.settings import check_settings, looking_for
 from ttvd.bench.spec import Domain, Member, Spec
@@ -93,7 +94,10 @@ def _choose_source(recipe: Recipe, part: MethodPart, method: Method) -> str:
 
 
 def plan(recipe: Recipe, supply: Supply) -> list[Member]:
-    """All runs that a recipe asks for, in the order in which they are best done: corruption by corruption.
+    """All runs that a recipe asks for, in the order in which they are best done.
+
+    That is adapter by adapter, so that a worker builds few of them; but corruption by corruption where a worker cannot
+    keep the images of all.
 
     Args:
         recipe: As :func:`~ttvd.bench.recipe.read_recipe` gives it.
@@ -112,8 +116,17 @@ def plan(recipe: Recipe, supply: Supply) -> list[Member]:
         )
     members = list(_spread(recipe, entries, supply))
     _check_members(recipe, members, supply)
-    order = {domains: n for n, domains in enumerate(dict.fromkeys(member.spec.domains for member in members))}
-    return sorted(members, key=lambda member: order[member.spec.domains])
+    specs = [member.spec for member in members]
+    together = (identify_adapter, attrgetter("batch_size")) if supply.keeps_all(specs) else ()
+    ranks = [_rank(map(kind, specs)) for kind in (*together, attrgetter("domains"))]
+    ranked = sorted(zip(zip(*ranks, strict=True), members, strict=True), key=itemgetter(0))
+    return [member for _, member in ranked]
+
+
+def _rank(kinds: Iterable[Hashable]) -> list[int]:
+    """For each item the place of its kind, in the order in which kinds come first."""
+    places: dict[Hashable, int] = {}
+    return [places.setdefault(kind, len(places)) for kind in kinds]
 
 
 def _check_members(recipe: Recipe, members: Sequence[Member], supply: Supply) -> None:

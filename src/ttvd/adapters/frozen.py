@@ -1,0 +1,27 @@
+"""Frozen weights belong to the model that an adapter was given: they are not saved with the adapter's state."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from ttvd.adapters.base import Adapter
+
+
+def drop_frozen(adapter: Adapter, state: dict[str, Any], prefix: str, _: Any) -> None:
+    """Hook of ``state_dict``: the saved state is what may change."""
+    for key in set(state) - {prefix + name for name in adapter._changing()}:
+        if key.startswith(prefix):
+            del state[key]
+
+
+def add_frozen(adapter: Adapter, state: dict[str, Any], prefix: str, *_: Any) -> None:
+    """Hook for a state that is loaded as a part of a larger module: the frozen weights it lacks are there already."""
+    adapter._remember()
+    for module_prefix, module in adapter.named_modules(prefix=prefix.removesuffix(".")):
+        own: dict[str, Tensor] = {}
+        module._save_to_state_dict(own, f"{module_prefix}." if module_prefix else "", keep_vars=True)
+        for name, tensor in own.items():
+            state.setdefault(name, tensor)

@@ -1,0 +1,190 @@
+"""Runs that share an adapter give the rows of runs that have one of their own."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import ttvd
+from ttvd.bench import reuse
+from ttvd.bench.job import execute, identify_adapter
+from ttvd.bench.recipe import parse_recipe, plan
+from ttvd.bench.reuse import Adapters, Lent
+from ttvd.bench.setting import Setting
+from ttvd.bench.spec import Domain, Run, Spec
+from ttvd.bench.supply import Supply
+
+TEXT = """
+data = {set = "digits", corruptions = ["fog"], limit = 66}
+stream.batch_size = 32
+[checkpoints]
+plain = "digits-plain"
+sites = "digits-sla"
+"rotation head" = "digits-rotation"
+"instance-aware norm" = "digits-instance-aware"
+"""
+OTHER: dict[str, Any] = {
+    "domains": (Domain("gaussian_noise"), Domain("contrast")),
+    "stream": "class_sorted",
+    "options": {},
+    "batch_size": 20,
+    "limit": 33,
+    "seed": 3,
+}
+"""A run on other images in another order, with batches of other sizes."""
+SLOW = {"cotta", "memo", "ttt"}
+
+
+@pytest.fixture(scope="module")
+def supply() -> Supply:
+    return Supply(Setting())
+
+
+@pytest.fixture(autouse=True)
+def nothing_kept(supply: Supply) -> None:
+    supply.adapters.clear()
+
+
+def make_spec(supply: Supply, method: str, extra: str = "") -> Spec:
+    return plan(parse_recipe(f'{TEXT}\n[[methods]]\nname = "{method}"\n{extra}', "test"), supply)[0].spec
+
+
+def plain(run: Run) -> list[object]:
+    """The rows without their times."""
+    return [(row.metrics, row.kept, row.domain) for row in run.record.rows]
+
+
+def kept(supply: Supply) -> list[ttvd.Adapter]:
+    return [lent.adapter for lent in supply.adapters._kept.values()]
+
+
+@pytest.mark.parametrize("method", sorted(ttvd.methods()))
+def test_a_run_after_others_has_the_rows_of_a_run_alone(supply: Supply, method: str) -> None:
+    spec = make_spec(supply, method)
+    if method in SLOW:
+        spec = replace(spec, limit=12, batch_size=5)
+    alone = plain(execute(spec, supply))
+    supply.adapters.clear()
+    execute(replace(spec, **OTHER | ({"limit": 9} if method in SLOW else {})), supply)
+    (adapter,) = kept(supply)
+    assert plain(execute(spec, supply)) == alone
+    assert kept(supply) == [adapter]  # it was the same all the time
+
+
+def test_the_rows_would_tell_if_an_adapter_went_on(supply: Supply, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = make_spec(supply, "tent", "set = { lr = 0.1 }")
+    alone = plain(execute(spec, supply))
+    monkeypatch.setattr(ttvd.Adapter, "renew", lambda _: None)
+    assert plain(execute(spec, supply)) != alone
+
+
+@pytest.mark.parametrize("method", ["tent", "eata", "rdumb", "rotta", "sar"])
+@pytest.mark.parametrize("extra", ["episodic = true", 'rules = ["oracle"]'])
+def test_so_has_one_whose_batches_start_again_or_choose(supply: Supply, method: str, extra: str) -> None:
+    spec = replace(make_spec(supply, method, extra), steps=2)
+    assert spec.episodic or spec.selection == "oracle"
+    alone = plain(execute(spec, supply))
+    execute(replace(spec, **OTHER), supply)
+    assert plain(execute(spec, supply)) == alone
+    assert len(kept(supply)) == 1
+
+
+def test_half_precision_is_shared_too(supply: Supply) -> None:
+    spec = replace(make_spec(supply, "ttvd"), precision="bfloat16")
+    alone = plain(execute(spec, supply))
+    execute(replace(spec, **OTHER), supply)
+    assert plain(execute(spec, supply)) == alone
+    assert len(kept(supply)) == 1
+
+
+CHANGES: dict[str, Any] = {
+    "checkpoint": "digits-plane",
+    "weights": "0" * 16,
+    "method": "pd",
+    "revision": 99,
+    "parameters": {"lr": 0.5},
+    "views": 2,
+    "sites": 0.5,
+    "precision": "bfloat16",
+    "data": "mnist",
+    "selection": "oracle",
+    "episodic": True,
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_what_decides_the_adapter_is_told_apart(supply: Supply, name: str) -> None:
+    spec = make_spec(supply, "ttvd")
+    assert identify_adapter(spec) == identify_adapter(replace(spec, **OTHER, steps=7))
+    assert identify_adapter(spec) != identify_adapter(replace(spec, **{name: CHANGES[name]}))
+
+
+def test_every_entry_of_a_spec_decides_the_adapter_or_the_stream() -> None:
+    stream = {*OTHER, "content", "constants", "join", "steps"}
+    assert stream | set(CHANGES) == set(Spec.__dataclass_fields__)
+    assert not stream & set(CHANGES)
+
+
+def build() -> ttvd.Adapter:
+    return ttvd.create("bn", nn.Sequential(nn.Flatten(), nn.Linear(4, 3), nn.BatchNorm1d(3)))
+
+
+def borrow(adapters: Adapters, key: str) -> ttvd.Adapter:
+    with adapters.lend(key, build) as lent:
+        return lent.adapter
+
+
+def test_a_few_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reuse, "KEPT", 2)
+    adapters = Adapters(torch.device("cpu"))
+    a, b = borrow(adapters, "a"), borrow(adapters, "b")
+    assert borrow(adapters, "a") is a
+    borrow(adapters, "c")
+    assert borrow(adapters, "a") is a
+    assert borrow(adapters, "b") is not b
+
+
+def test_that_of_a_failed_run_is_not_used_again() -> None:
+    adapters = Adapters(torch.device("cpu"))
+    first = borrow(adapters, "a")
+    with pytest.raises(ValueError, match="expected a batch"), adapters.lend("a", build) as lent:
+        lent.adapter(torch.rand(0, 4))
+    assert borrow(adapters, "a") is not first
+
+
+def test_two_runs_at_once_never_share() -> None:
+    adapters = Adapters(torch.device("cpu"))
+    with adapters.lend("a", build) as one, adapters.lend("a", build) as other:
+        assert one.adapter is not other.adapter
+
+
+def test_on_a_crowded_device_none_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    free = 6.0
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (free, 10.0))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: 2.0)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: 1.0)
+    adapters = Adapters(torch.device("cuda"))
+    first = borrow(adapters, "a")
+    assert borrow(adapters, "a") is first
+    free = 3.0
+    assert borrow(adapters, "a") is first
+    assert borrow(adapters, "a") is not first
+
+
+def test_the_first_batch_of_each_run_is_looked_at() -> None:
+    adapters = Adapters(torch.device("cpu"))
+    borrow(adapters, "a")(torch.rand(5, 1, 2, 2))
+    with adapters.lend("a", build) as lent:
+        assert not lent.adapter._seen_batch
+        with pytest.raises(ValueError, match="expected images in"):
+            lent.adapter(2 + torch.rand(5, 1, 2, 2))
+
+
+def test_memory_that_is_kept_between_runs_counts_for_each() -> None:
+    lent = Lent(build())
+    assert lent.correct_peak(64, None) is None
+    assert [lent.correct_peak(64, taken) for taken in (700, 20, None)] == [700, 700, 700]
+    assert lent.correct_peak(8, 90) == 90
+    assert lent.correct_peak(64, 800) == 800
