@@ -16,6 +16,7 @@ from ttvd.models.rotation import RotationNet
 from ttvd.models.views import rotate
 
 Mode = Literal["online", "episodic"]
+_PIXELS = 2**21  # of all copies that a GPU is given at once
 _MOMENTUM = 0.1
 """Of the running averages of batch norm: torch's default, which the authors' code leaves."""
 
@@ -93,7 +94,8 @@ class TTT(GradientAdapter):
         lr: Learning rate; 1e-3 in the paper.
         optimizer: ``"sgd"`` or ``"adam"``.
         momentum: Momentum of SGD (Nesterov's), first beta of Adam; 0 in the paper, 0.9 in TTAB.
-        chunk: Images whose copies are forwarded together: for speed and memory, the result is the same.
+        chunk: Images whose copies are forwarded together: for speed and memory, the result is the same. Unless given,
+            8 on a CPU, and on a GPU as many as give it two million pixels: 64 images of 32 x 32.
         seed: Of the copies.
 
     Example:
@@ -117,7 +119,7 @@ class TTT(GradientAdapter):
         lr: float = 1e-3,
         optimizer: str = "sgd",
         momentum: float = 0.0,
-        chunk: int = 8,
+        chunk: int | None = None,
         seed: int = 0,
     ) -> None:
         _check_choices(model, mode, copies, padding, chunk)
@@ -163,7 +165,8 @@ class TTT(GradientAdapter):
         total = [torch.zeros_like(parameter) for parameter in parameters]
         loss, out = torch.zeros_like(self.kept), []
         copies, turns = self.make_copies(x)
-        for images, labels in zip(copies.split(self.chunk), turns.split(self.chunk), strict=True):
+        chunk = self.chunk or self._choose_chunk(x)
+        for images, labels in zip(copies.split(chunk), turns.split(chunk), strict=True):
             with torch.enable_grad(), following_stream(self.model):
                 out.append(upcast(self.model.forward_rotation(images.flatten(0, 1))))
                 part = F.cross_entropy(out[-1], labels.flatten(), reduction="sum") / turns.numel()
@@ -176,6 +179,9 @@ class TTT(GradientAdapter):
         self.optimizer.step(parameters, total, kept * loss.isfinite())
         self.kept.copy_(kept)
         return Step(torch.cat(out), loss, kept)
+
+    def _choose_chunk(self, x: Tensor) -> int:
+        return max(1, _PIXELS // (self.copies * x.shape[-2:].numel())) if x.is_cuda else 8
 
     def make_copies(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Copies (b, copies, c, h, w) of images, cropped, mirrored and turned at random; and the turns (b, copies)."""
@@ -201,14 +207,14 @@ def _crop(images: Tensor, offsets: Tensor, padding: int) -> Tensor:
     return F.pad(images, (padding,) * 4)[batch, channel, rows, columns]
 
 
-def _check_choices(model: nn.Module, mode: str, copies: int, padding: int | None, chunk: int) -> None:
+def _check_choices(model: nn.Module, mode: str, copies: int, padding: int | None, chunk: int | None) -> None:
     if not isinstance(model, RotationNet):
         raise ValueError(
             f"ttt needs a model with a rotation head, ttvd.models.rotation.RotationNet, got {type(model).__name__}"
         )
     if mode not in get_args(Mode):
         raise ValueError(f"mode must be one of {', '.join(get_args(Mode))}, got {mode!r}")
-    if copies < 2 or chunk < 1 or (padding is not None and padding < 0):
+    if copies < 2 or (chunk is not None and chunk < 1) or (padding is not None and padding < 0):
         raise ValueError(
             f"copies must be at least 2, chunk at least 1 and padding at least 0, got {copies}, {chunk} and {padding}"
         )
