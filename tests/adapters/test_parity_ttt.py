@@ -62,7 +62,7 @@ def test_ttt(
     options = Options(lr=0.02) | options
     episodic = options.get("mode") == "episodic"
     net = build_rotation_net(make_net(3, norm=norm))
-    monkeypatch.setattr(TTT, "make_copies", lambda _, x: fixed_copies(x))
+    monkeypatch.setattr(TTT, "make_copies", lambda _, x, *__: fixed_copies(x))
     adapter = TTT(net, copies=6, **options)
     names = {n for n, _ in net.named_parameters() if not n.startswith(("model.stages.1", "model.fc"))}
     for number, x in enumerate(make_stream(5, 4, 1, 8, 3, 6)):
@@ -89,7 +89,7 @@ def test_ttt(
 def test_copies_are_turned_crops_and_mirror_images(make_net: NetMaker, make_stream: StreamMaker) -> None:
     """Turned back by its label, each copy is one of the 50 that there are with padding 2; all kinds occur."""
     adapter, (x,) = TTT(build_rotation_net(make_net(3)), copies=300, padding=2), make_stream(2)
-    copies, angles = adapter.make_copies(x)
+    copies, angles = adapter.make_copies(x, *adapter.draw_copies(x))
     kinds = torch.zeros(50)
     for image, own_copies, own_angles in zip(x, copies, angles.tolist(), strict=True):
         wide = nn.functional.pad(image, (2, 2, 2, 2))
@@ -102,7 +102,7 @@ def test_copies_are_turned_crops_and_mirror_images(make_net: NetMaker, make_stre
     assert kinds.min() >= 1
     assert float(kinds[25:].sum()) / 600 == pytest.approx(0.5, abs=0.1)
     assert (angles.flatten().bincount(minlength=4) / 600 - 0.25).abs().max() < 0.08
-    assert not torch.equal(adapter.make_copies(x)[0], copies)
+    assert not torch.equal(adapter.make_copies(x, *adapter.draw_copies(x))[0], copies)
 
 
 def test_defaults_are_the_paper_s() -> None:

@@ -12,9 +12,10 @@ from typing import Any, ClassVar, Literal, Self
 import torch
 from torch import Tensor, nn
 
+from ttvd.adapters.agenda import Agenda, Plan
 from ttvd.adapters.capture import Steps
 from ttvd.adapters.flat import all_finite, copy_all, keep_where
-from ttvd.adapters.frozen import add_frozen, drop_frozen
+from ttvd.adapters.frozen import add_frozen, drop_frozen, find_changing
 from ttvd.adapters.inputs import check_inputs, check_logits
 from ttvd.adapters.speed import Precision, choose_dtype, compile_network, eager_networks, prepare_network
 from ttvd.geometry.precision import upcast
@@ -57,6 +58,7 @@ class Adapter(nn.Module):
             ``"never"`` runs every step as it is written.
         eager: Why a method cannot be recorded; None where it can. To be told by a method whose work changes from step
             to step: what is recorded is repeated to the letter.
+        planned: Names of submodules whose state is kept on the host and changes in :meth:`plan` alone.
         exact: Those of ``networks`` whose frozen weights are used as numbers too, and not only forwarded.
     """
 
@@ -64,6 +66,7 @@ class Adapter(nn.Module):
     networks: ClassVar[tuple[str, ...]] = ("model",)
     exact: ClassVar[tuple[str, ...]] = ()
     eager: ClassVar[str | None] = None
+    planned: ClassVar[tuple[str, ...]] = ()
     validation: Validation
     capture: Capture
     compiled: bool = False
@@ -95,6 +98,7 @@ class Adapter(nn.Module):
         """Nothing has changed yet, and the saved state is what may."""
         self._initial: State | None = None
         self._steps = Steps()
+        self.agenda = Agenda()
         self.register_state_dict_post_hook(drop_frozen)  # type: ignore[no-untyped-call]
         self.register_load_state_dict_pre_hook(add_frozen)  # type: ignore[no-untyped-call]
 
@@ -144,6 +148,10 @@ class Adapter(nn.Module):
     def output(self, x: Tensor) -> Tensor:
         """Logits (b, k) of the present state; changes nothing."""
         return upcast(self.model(x))
+
+    def plan(self, x: Tensor) -> Plan:
+        """Draw and decide on the host what the step on a batch needs; it finds that in ``self.agenda``."""
+        return Plan()
 
     def adapt(self, x: Tensor) -> Tensor:
         """Learn from a batch and return its logits (b, k), from before or after as :attr:`prediction` says."""
@@ -254,18 +262,7 @@ class Adapter(nn.Module):
         return self
 
     def _changing(self) -> State:
-        parameters = {name: p.data for name, p in self.named_parameters() if p.requires_grad}
-        passing = {
-            f"{prefix}.{name}" if prefix else name
-            for prefix, module in self.named_modules()
-            for name in module._non_persistent_buffers_set
-        }
-        buffers = {
-            name: buffer
-            for name, buffer in self.named_buffers()
-            if name in self._averages or not (name in passing or name.split(".")[0] in self.networks)
-        }
-        return parameters | buffers
+        return find_changing(self)
 
     def _remember(self) -> None:
         """Keep the initial state, the first time that it is about to change."""

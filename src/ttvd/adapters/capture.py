@@ -10,20 +10,23 @@ import contextlib
 import gc
 import warnings
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from ttvd.adapters.agenda import Plan, send
 from ttvd.adapters.speed import eager_networks
 from ttvd.adapters.traits import Traits, has_hooks
 
 if TYPE_CHECKING:
     from ttvd.adapters.base import Adapter
 
+Key = tuple[torch.Size, torch.dtype, Hashable]
+
 SHAPES = 4
-"""How many shapes of batches are remembered; the one that was not seen for longest goes."""
+"""How many shapes of batches (and ways of a step) are remembered; the one that was not seen for longest goes."""
 _WARM_UPS = 2  # libraries and compilers choose their kernels in the first, the second is watched
 
 
@@ -45,25 +48,29 @@ class Steps:
     def forget(self) -> None:
         """Drop all graphs."""
         self._traits: Traits | None = None
-        self._shapes: OrderedDict[tuple[torch.Size, torch.dtype], Recording | None] = OrderedDict()
+        self._shapes: OrderedDict[Key, Recording | None] = OrderedDict()
 
     def run(self, adapter: Adapter, x: Tensor, checked: bool) -> Tensor:
         """Take one step on a batch; ``checked`` tells whether its values have been looked at."""
-        key, wanted = (x.shape, x.dtype), x.is_cuda and adapter.capture == "auto" and self.obstacle is None
+        plan = adapter.plan(x)
+        key, wanted = (
+            (x.shape, x.dtype, plan.way),
+            x.is_cuda and adapter.capture == "auto" and self.obstacle is None,
+        )
         if not (wanted or adapter.compiled):
-            return adapter._take(x, checked)
+            return _take(adapter, x, plan, checked)
         self._check_traits(adapter, x.device.type)
         if key not in self._shapes:
             with eager_networks(adapter.compiled):
-                out = adapter._take(x, checked)
+                out = _take(adapter, x, plan, checked)
             self._check_traits(adapter, x.device.type)  # a first step may settle things
             self._remember(key, None)
             return out
         recording = self._shapes[key]
         if wanted and recording is None:
-            recording = self._record(adapter, x)
+            recording = self._record(adapter, x, plan)
         self._remember(key, recording)
-        return adapter._take(x, checked) if recording is None else recording.play(x)
+        return _take(adapter, x, plan, checked) if recording is None else recording.play(x, plan)
 
     def _check_traits(self, adapter: Adapter, device_type: str) -> None:
         """Forget everything if the adapter is not what it was."""
@@ -71,18 +78,18 @@ class Steps:
             self.forget()
             self._traits = Traits(adapter, device_type)
 
-    def _remember(self, key: tuple[torch.Size, torch.dtype], recording: Recording | None) -> None:
+    def _remember(self, key: Key, recording: Recording | None) -> None:
         self._shapes[key] = recording
         self._shapes.move_to_end(key)
         if len(self._shapes) > SHAPES:
             self._shapes.popitem(last=False)
 
-    def _record(self, adapter: Adapter, x: Tensor) -> Recording | None:
+    def _record(self, adapter: Adapter, x: Tensor, plan: Plan) -> Recording | None:
         self.obstacle = find_obstacle(adapter, x.device)
         if self.obstacle is None:
             before = adapter.snapshot()
             try:
-                return Recording(adapter, x)
+                return Recording(adapter, x, plan)
             except RuntimeError as error:
                 self.obstacle = str(error).splitlines()[0]
                 adapter.restore(before)
@@ -108,27 +115,34 @@ class Recording:
     Args:
         adapter: Whose step it is.
         x: A batch of the shape.
+        plan: Of a step that goes the same way.
 
     Raises:
         RuntimeError: The step cannot be recorded.
     """
 
-    def __init__(self, adapter: Adapter, x: Tensor) -> None:
-        self._x = x.clone()
+    def __init__(self, adapter: Adapter, x: Tensor, plan: Plan) -> None:
+        self._x, self._plan, self._draws = x.clone(), plan, send(plan.draws, x.device)
         self._graph = torch.cuda.CUDAGraph()
         stream = torch.cuda.Stream(x.device)
         self._warm_up(adapter, stream)
         # Copies of weights that autocast keeps would be read where they lie now, by every replay.
         torch.clear_autocast_cache()
         with _capturing(self._graph, stream):
-            self._out = adapter._take(self._x, checked=False)
+            self._out = self._take(adapter)
         torch.clear_autocast_cache()
 
-    def play(self, x: Tensor) -> Tensor:
+    def play(self, x: Tensor, plan: Plan) -> Tensor:
         """The step on a batch; returns logits of their own memory."""
         self._x.copy_(x)
+        for place, draw in zip(self._draws, plan.draws, strict=True):
+            place.copy_(draw.pin_memory(), non_blocking=True)
         self._graph.replay()
         return self._out.clone()
+
+    def _take(self, adapter: Adapter) -> Tensor:
+        adapter.agenda.begin(self._plan, self._draws)
+        return adapter._take(self._x, checked=False)
 
     def _warm_up(self, adapter: Adapter, stream: torch.cuda.Stream) -> None:
         """Take steps that are undone: what is set up at a first step must be there before the recording."""
@@ -139,7 +153,7 @@ class Recording:
             with torch.cuda.stream(stream):
                 for step in range(_WARM_UPS):
                     with _refusing_to_wait() if step == _WARM_UPS - 1 else contextlib.nullcontext():
-                        adapter._take(self._x, checked=False)
+                        self._take(adapter)
         finally:
             torch.cuda.current_stream(self._x.device).wait_stream(stream)
             adapter.restore(before)
@@ -151,11 +165,21 @@ class Recording:
             raise RuntimeError("its step changes attributes that are not tensors")
 
 
+def _take(adapter: Adapter, x: Tensor, plan: Plan, checked: bool) -> Tensor:
+    """A step as it is written."""
+    adapter.agenda.begin(plan, send(plan.draws, x.device))
+    return adapter._take(x, checked)
+
+
 def find_obstacle(adapter: Adapter, device: torch.device) -> str | None:
     """Why the steps of an adapter cannot be recorded, as far as can be told without trying."""
     if adapter.eager is not None:
         return adapter.eager
-    elsewhere = [name for name, tensor in adapter._changing().items() if tensor.device != device]
+    elsewhere = [
+        name
+        for name, tensor in adapter._changing().items()
+        if tensor.device != device and name.split(".")[0] not in adapter.planned
+    ]
     if elsewhere:
         return f"a part of its state is kept on the host ({', '.join(elsewhere[:3])})"
     if has_hooks(adapter):

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from ttvd.adapters.agenda import Plan
 from ttvd.adapters.base import Timing
 from ttvd.adapters.dice import Dice
 from ttvd.adapters.gradient import GradientAdapter, Step
@@ -88,7 +89,7 @@ class DeYO(GradientAdapter):
         torch.Size([8, 2])
     """
 
-    eager = "it draws the order of patches on the host"
+    planned = ("dice",)
 
     def __init__(
         self,
@@ -124,9 +125,22 @@ class DeYO(GradientAdapter):
         self.margin, self.drop, self.pivot, self.patches = margin, drop, pivot, patches
         self.dice = Dice(seed)
 
+    def plan(self, x: Tensor) -> Plan:
+        """Draw an order of patches for each image and step."""
+        if x.ndim != 4 or min(x.shape[-2:]) < self.patches:
+            raise ValueError(
+                f"DeYO shuffles {self.patches} x {self.patches} patches of images (b, c, h, w), "
+                f"got a batch of shape {tuple(x.shape)}"
+            )
+        orders = []
+        for _ in range(self.steps):
+            with self.dice.roll() as generator:
+                orders.append(torch.rand(len(x), self.patches**2, generator=generator).argsort(1))
+        return Plan(draws=tuple(orders))
+
     def loss(self, x: Tensor) -> Step:
         """Weighted mean entropy of the samples that are confident and need the shape."""
-        shuffled = self._shuffle(x)
+        shuffled = shuffle_patches(x, self.agenda.draw())
         logits = self.output(x)
         values, scale = entropy(logits), math.log(logits.shape[1])
         with torch.no_grad():
@@ -135,17 +149,6 @@ class DeYO(GradientAdapter):
             kept = (values < self.margin * scale) & (suffered > self.drop)
             weights = (self.pivot * scale - values).exp() + suffered.exp()
         return Step(logits, mean_over(weights * values, kept), kept.to(values.dtype).mean())
-
-    def _shuffle(self, x: Tensor) -> Tensor:
-        """Images with their patches in random order, another one for each image."""
-        if x.ndim != 4 or min(x.shape[-2:]) < self.patches:
-            raise ValueError(
-                f"DeYO shuffles {self.patches} x {self.patches} patches of images (b, c, h, w), "
-                f"got a batch of shape {tuple(x.shape)}"
-            )
-        with self.dice.roll() as generator:
-            order = torch.rand(len(x), self.patches**2, generator=generator).argsort(1)
-        return shuffle_patches(x, order.to(x.device, non_blocking=True))
 
     def _look(self, x: Tensor) -> Tensor:
         """Logits; on copies of the buffers, so that running averages do not learn of shuffled images."""

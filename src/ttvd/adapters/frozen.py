@@ -10,6 +10,22 @@ if TYPE_CHECKING:
     from ttvd.adapters.base import Adapter
 
 
+def find_changing(adapter: Adapter) -> dict[str, Tensor]:
+    """What may change, by name: parameters that require gradients, and buffers that are the adapter's own."""
+    parameters = {name: p.data for name, p in adapter.named_parameters() if p.requires_grad}
+    passing = {
+        f"{prefix}.{name}" if prefix else name
+        for prefix, module in adapter.named_modules()
+        for name in module._non_persistent_buffers_set
+    }
+    buffers = {
+        name: buffer
+        for name, buffer in adapter.named_buffers()
+        if name in adapter._averages or not (name in passing or name.split(".")[0] in adapter.networks)
+    }
+    return parameters | buffers
+
+
 def drop_frozen(adapter: Adapter, state: dict[str, Any], prefix: str, _: Any) -> None:
     """Hook of ``state_dict``: the saved state is what may change."""
     for key in set(state) - {prefix + name for name in adapter._changing()}:

@@ -132,7 +132,6 @@ class MemoryAdapter(GradientAdapter):
 
     memory: Memory
     clock: Clock
-    eager = "it learns from its memory every few samples, wherever in a batch that falls"
 
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False

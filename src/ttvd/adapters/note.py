@@ -2,11 +2,13 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from ttvd.adapters.agenda import Plan
 from ttvd.adapters.dice import Dice
 from ttvd.adapters.gradient import Step
 from ttvd.adapters.memory import Clock, Memory, MemoryAdapter
@@ -14,6 +16,9 @@ from ttvd.adapters.registry import register
 from ttvd.models.instance_norm import InstanceAwareBatchNorm2d
 from ttvd.models.norms import Statistics
 from ttvd.models.split import count_classes
+
+Piece = tuple[int, int, int]
+"""First and last row of a part of a batch, and how many images to learn from after it."""
 
 
 class BalancedReservoir(Memory):
@@ -89,6 +94,7 @@ class NOTE(MemoryAdapter):
     """
 
     memory: BalancedReservoir
+    planned = ("clock", "dice")
 
     def __init__(
         self,
@@ -118,20 +124,26 @@ class NOTE(MemoryAdapter):
         self.clock = Clock(period)
         self.dice = Dice(seed)
 
+    def plan(self, x: Tensor) -> Plan:
+        """Cut the batch where updates fall into it, and draw the lots of the memory."""
+        self.memory.make_room(tuple(x.shape[1:]))  # another size is refused before anything has changed
+        pieces, lots = [], []
+        for part, due in self.clock.pieces(len(x)):
+            with self.dice.roll() as generator:
+                lots.append(torch.rand(part.stop - part.start, 1 + self.memory.capacity, generator=generator))
+            held = min(int(self.clock.count), self.memory.capacity)  # places fill in order
+            pieces.append((part.start, part.stop, held if due else 0))
+        return Plan(tuple(pieces), (torch.cat(lots),))
+
     def adapt(self, x: Tensor) -> Tensor:
         """Predict, remember, and learn from the memory when it is time."""
-        self.memory.make_room(tuple(x.shape[1:]))  # another size is refused before anything has changed
-        outputs, kept = [], torch.zeros_like(self.kept)
-        for part, due in self.clock.pieces(len(x)):
-            images = x[part]
+        outputs, kept, lots = [], torch.zeros_like(self.kept), self.agenda.draw()
+        for start, stop, held in cast(tuple[Piece, ...], self.agenda.way):
             with torch.no_grad():
-                outputs.append(self.output(images))
-            with self.dice.roll() as generator:
-                lots = torch.rand(len(images), 1 + self.memory.capacity, generator=generator)
-            entered = self.memory.offer(images, outputs[-1].argmax(1), lots.to(x.device))
-            kept += entered * (len(images) / len(x))
-            if due:
-                held = min(int(self.clock.count), self.memory.capacity)  # places fill in order
+                outputs.append(self.output(x[start:stop]))
+            entered = self.memory.offer(x[start:stop], outputs[-1].argmax(1), lots[start:stop])
+            kept += entered * ((stop - start) / len(x))
+            if held:
                 with _following(self.model):
                     self.take_step(self.memory.images[:held])
         self.kept.copy_(kept)

@@ -99,6 +99,7 @@ class RoTTA(MemoryAdapter):
     """
 
     networks = ("model", "teacher")
+    eager = "it learns from as many images as its memory holds, and draws its augmentations on the host"
     memory: BalancedMemory
 
     def __init__(

@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ttvd.adapters.agenda import Plan
 from ttvd.adapters.dice import Dice
 from ttvd.adapters.gradient import GradientAdapter, Step
 from ttvd.adapters.objectives import differentiate
@@ -106,7 +107,7 @@ class TTT(GradientAdapter):
     """
 
     model: RotationNet
-    eager = "it draws its crops on the host"
+    planned = ("dice",)
 
     def __init__(
         self,
@@ -153,18 +154,18 @@ class TTT(GradientAdapter):
         staying = {id(parameter) for part in behind for parameter in part.parameters()}
         return [parameter for parameter in self.model.parameters() if id(parameter) not in staying]
 
-    def adapt(self, x: Tensor) -> Tensor:
-        """Take the gradient steps, from the start again if episodic, and predict."""
+    def plan(self, x: Tensor) -> Plan:
+        """Start again if episodic, and draw the copies of all steps."""
         if self.mode == "episodic":
             self.reset()
-        return super().adapt(x)
+        return Plan(draws=tuple(draw for _ in range(self.steps) for draw in self.draw_copies(x)))
 
     def take_step(self, x: Tensor) -> Step:
         """One gradient step on new copies; gradients are summed over chunks of images."""
         parameters = self.adapting()
         total = [torch.zeros_like(parameter) for parameter in parameters]
         loss, out = torch.zeros_like(self.kept), []
-        copies, turns = self.make_copies(x)
+        copies, turns = self.make_copies(x, *(self.agenda.draw() for _ in range(3)))
         chunk = self.chunk or self._choose_chunk(x)
         for images, labels in zip(copies.split(chunk), turns.split(chunk), strict=True):
             with torch.enable_grad(), following_stream(self.model):
@@ -183,18 +184,24 @@ class TTT(GradientAdapter):
     def _choose_chunk(self, x: Tensor) -> int:
         return max(1, _PIXELS // (self.copies * x.shape[-2:].numel())) if x.is_cuda else 8
 
-    def make_copies(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Copies (b, copies, c, h, w) of images, cropped, mirrored and turned at random; and the turns (b, copies)."""
+    def draw_copies(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Where to crop (n, 2), whether to mirror and how often to turn (n,) each of the copies, on the host."""
         size, views = len(x) * self.copies, self.model.rotation.fc.out_features
-        padding = x.shape[-2] // 8 if self.padding is None else self.padding
         with self.dice.roll() as generator:
-            offsets = torch.randint(2 * padding + 1, (size, 2), generator=generator).to(x.device)
-            mirror = torch.randint(2, (size,), generator=generator).to(x.device)
-            turns = torch.randint(views, (size,), generator=generator).to(x.device)
-        copies = _crop(x.repeat_interleave(self.copies, 0), offsets, padding)
+            offsets = torch.randint(2 * self._choose_padding(x) + 1, (size, 2), generator=generator)
+            mirror = torch.randint(2, (size,), generator=generator)
+            return offsets, mirror, torch.randint(views, (size,), generator=generator)
+
+    def make_copies(self, x: Tensor, offsets: Tensor, mirror: Tensor, turns: Tensor) -> tuple[Tensor, Tensor]:
+        """Copies (b, copies, c, h, w) of images, cropped, mirrored and turned as drawn; and the turns (b, copies)."""
+        size, views = len(turns), self.model.rotation.fc.out_features
+        copies = _crop(x.repeat_interleave(self.copies, 0), offsets, self._choose_padding(x))
         copies = torch.where(mirror.view(-1, 1, 1, 1) > 0, copies.flip(-1), copies)
         copies = rotate(copies, views).unflatten(0, (views, size))[turns, torch.arange(size, device=x.device)]
         return copies.unflatten(0, (len(x), self.copies)), turns.view(len(x), self.copies)
+
+    def _choose_padding(self, x: Tensor) -> int:
+        return x.shape[-2] // 8 if self.padding is None else self.padding
 
 
 def _crop(images: Tensor, offsets: Tensor, padding: int) -> Tensor:
