@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ttvd.geometry.precision import full_precision
+from ttvd.geometry.precision import full_precision, upcast
 
 
 def entropy(logits: Tensor) -> Tensor:
@@ -52,3 +52,43 @@ def imbalance(logits: Tensor) -> Tensor:
     size = len(logits)
     mean = logits.log_softmax(-1).logsumexp(0) - math.log(size)
     return (mean.exp() * mean).sum() * ((size - 1) / size)
+
+
+def soft_ratio(logits: Tensor) -> Tensor:
+    """Soft likelihood ratio -sum p log(p / (1 - p)) of softmax(logits) over the last dimension, of two or more.
+
+    log(p / (1 - p)) is the score of a cell less that of all others together, so the loss falls without end, and in the
+    limit as fast as the score of the chosen cell grows. Nothing is clipped: the largest p is compared with the sum of
+    the others and not with its own complement, which rounding would make 0.
+
+    Example:
+        >>> soft_ratio(torch.tensor([[3.0, 0.0, 0.0], [500.0, 0.0, -9e9]])).round(decimals=2)
+        tensor([  -1.8200, -500.0000])
+    """
+    log_probs = upcast(logits).log_softmax(-1)
+    probs = log_probs.exp()
+    cells = torch.arange(logits.shape[-1], device=logits.device)
+    largest = cells == log_probs.detach().argmax(-1, keepdim=True)
+    rest = log_probs.masked_fill(largest, -math.inf).logsumexp(-1, keepdim=True)
+    # At most 1/2 is left where the largest is not, and its own place must not give 0 * inf as a gradient.
+    others = torch.where(largest, rest, torch.log1p(-probs.masked_fill(largest, 0.0)))
+    return -(probs * (log_probs - others)).sum(-1)
+
+
+def miss_rotation(logits: Tensor, rotations: int) -> Tensor:
+    """How surprising the rotations are that views are known to have: mean over a of -log p_a(rotation a), (b,).
+
+    p_a(rotation a) is the sum over the classes of the probabilities of the joint cells (class, a).
+
+    Args:
+        logits: (v, b, k * rotations), class-major; view a has the a-th rotation, v is at most ``rotations``.
+        rotations: How many the head tells apart.
+
+    Example:
+        >>> logits = torch.zeros(2, 1, 3 * 2)  # two views, three classes, two rotations, and no idea
+        >>> miss_rotation(logits, 2).exp()
+        tensor([2.])
+    """
+    log_probs = upcast(logits).log_softmax(-1)
+    own: Tensor = log_probs.unflatten(-1, (-1, rotations)).diagonal(dim1=0, dim2=-1)
+    return -own.logsumexp(1).mean(-1)

@@ -9,9 +9,11 @@ from torch import Tensor, nn
 
 from ttvd.adapters.base import Timing
 from ttvd.adapters.gradient import GradientAdapter, Step
-from ttvd.adapters.objectives import entropy, imbalance, mean_over
+from ttvd.adapters.objectives import entropy, imbalance, mean_over, miss_rotation, soft_ratio
 from ttvd.adapters.registry import register
+from ttvd.adapters.ttvd_options import check_answer, check_choice, check_full_step, check_terms
 from ttvd.geometry import Diagram, agreement, distances, kept_fraction, view_scores
+from ttvd.geometry.prior import shift_weights
 from ttvd.models.norms import Statistics
 from ttvd.models.sites import Sites
 from ttvd.models.split import SplitModel, split
@@ -56,6 +58,15 @@ class TTVD(GradientAdapter):
         filter: Use only samples to which the Voronoi and the power diagram give the same class; by default only with
             ``structure="cipd"``, as in the paper.
         diversity: Weight of the term that keeps the mean prediction of a batch from collapsing to few classes.
+        known: Weight of -log p(rotation a) of the views a, over all samples: this label is true whatever the filter
+            says, so that all of a batch is used. The head must tell rotations apart.
+        ratio: Weight of the soft likelihood ratio over the cells of each view, of the kept samples.
+        prior: Number of imagined images, spread evenly over the classes, with which the shares of the classes in a
+            batch are estimated; predictions, and they alone, are corrected for these shares
+            (``ttvd.geometry.prior``). None for no correction, which is also what a large number comes to.
+        soften: Factor on the temperature of predictions, and of them alone: above 1 they are less confident.
+        full_step: Number of images from which on a step is full; a batch of fewer, b, takes b / full_step of one.
+            None for full steps always. With SGD only.
         lr: Learning rate.
         optimizer: ``"sgd"`` or ``"adam"``.
         momentum: Momentum of SGD (Nesterov), first beta of Adam.
@@ -78,6 +89,11 @@ class TTVD(GradientAdapter):
         shift: float | None = None,
         filter: bool | None = None,
         diversity: float = 1.0,
+        known: float = 0.0,
+        ratio: float = 0.0,
+        prior: float | None = None,
+        soften: float = 1.0,
+        full_step: int | None = None,
         lr: float = 5e-3,
         optimizer: str = "sgd",
         momentum: float = 0.9,
@@ -96,8 +112,8 @@ class TTVD(GradientAdapter):
             statistics=statistics,
             prediction=prediction,
         )
-        _check_choice("structure", structure, get_args(Structure))
-        _check_choice("objective", objective, get_args(Objective))
+        check_choice("structure", structure, get_args(Structure))
+        check_choice("objective", objective, get_args(Objective))
         self.structure, self.objective = structure, objective
         self.gamma = 1.0 if structure in ("vd", "pd") else gamma
         if tau is None and shift is not None and self.gamma != 1.0:
@@ -110,6 +126,11 @@ class TTVD(GradientAdapter):
         self.diversity = diversity
         self.views = sites.views if structure in ("civd", "cipd") else 1
         self.head_views = self.model.linear.out_features // sites.num_classes
+        check_terms(known, ratio, self.head_views)
+        check_answer(prior, soften)
+        check_full_step(full_step, optimizer)
+        self.known, self.ratio = known, ratio
+        self.prior, self.soften, self.full_step = prior, soften, full_step
         self._place_diagrams(sites)
 
     def _place_diagrams(self, sites: Sites) -> None:
@@ -124,18 +145,33 @@ class TTVD(GradientAdapter):
         self.power = Diagram.from_linear(weight, bias, views=min(self.views, self.head_views))
 
     def output(self, x: Tensor) -> Tensor:
-        """Class scores F / tau of the structure."""
-        return self._scores(self._look(x)[0], self.structure) / self.tau
+        """Class scores F / tau of the structure, softened and corrected for the shares of the classes."""
+        return self._answer(self._scores(self._look(x)[0], self.structure) / self.tau)
 
     def loss(self, x: Tensor) -> Step:
-        """Scores, objective over the kept samples, and balance of the batch."""
+        """Scores, objective over the kept samples, known rotations of all, and balance of the batch."""
         z, logits = self._look(x)
         out = self._scores(z, self.structure) / self.tau
+        judged = logits[: self.power.views]  # a head without rotations judges the upright view alone
         kept = self._keep(z, out)
-        loss = mean_over(self._objective(z, logits, out), kept)
+        each, share = self._objective(z, judged, out), kept_fraction(kept)
+        if self.ratio:
+            each = each + self.ratio * soft_ratio(judged).mean(0)
+        loss = mean_over(each, kept)
+        if self.known:
+            loss = loss + self.known * miss_rotation(judged, self.head_views).mean()
+            share = torch.ones_like(share)  # what the filter drops has a true label still: all take part
         if self.diversity:
             loss = loss + self.diversity * imbalance(out)
-        return Step(out, loss, kept_fraction(kept))
+        if self.full_step is not None:
+            loss = loss * min(1.0, len(x) / self.full_step)
+        return Step(self._answer(out), loss, share)
+
+    @torch.no_grad()
+    def _answer(self, out: Tensor) -> Tensor:
+        """What is returned for the scores that the losses are made of."""
+        out = out / self.soften
+        return out if self.prior is None else out + shift_weights(out, self.prior)
 
     def _look(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Features (v, b, d) and logits (v, b, outputs) of the views."""
@@ -159,16 +195,15 @@ class TTVD(GradientAdapter):
         both = (known[kind] if kind in known else self._scores(z, kind) for kind in ("civd", "cipd"))
         return agreement(*(scores.argmax(1) for scores in both))
 
-    def _objective(self, z: Tensor, logits: Tensor, out: Tensor) -> Tensor:
-        """Per-sample loss (b,)."""
+    def _objective(self, z: Tensor, judged: Tensor, out: Tensor) -> Tensor:
+        """Per-sample loss (b,) of features (v, b, d), logits of the views that the head judges, and scores."""
         if self.objective == "entropy":
             return entropy(out)
-        judged = logits[: self.power.views]  # a head without rotations judges the upright view alone
         if self.objective == "joint":
             apart = distances(z.flatten(0, 1), self.joint_voronoi).unflatten(0, z.shape[:2])
             return entropy(judged).mean(0) + entropy(-apart).mean(0)
-        known = torch.arange(len(judged), device=z.device)[:, None]
-        cell = out.detach().argmax(1) * self.head_views + known
+        turn = torch.arange(len(judged), device=z.device)[:, None]
+        cell = out.detach().argmax(1) * self.head_views + turn
         return F.cross_entropy(judged.flatten(0, 1), cell.flatten(), reduction="none").view_as(cell).mean(0)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
@@ -180,11 +215,6 @@ class TTVD(GradientAdapter):
         )
         self.power = self.power.to(device=device)
         return self
-
-
-def _check_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {value!r}")
 
 
 _PAPER = {"objective": "entropy", "gamma": -0.8, "diversity": 0.0, "lr": 1e-3}

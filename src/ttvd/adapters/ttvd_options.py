@@ -1,0 +1,44 @@
+"""What the options of TTVD may be; what may not is refused before the first batch."""
+
+import math
+
+from ttvd.geometry.prior import check_count
+
+
+def check_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
+    """A word must be one of those allowed."""
+    if value not in allowed:
+        raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {value!r}")
+
+
+def check_terms(known: float, ratio: float, rotations: int) -> None:
+    """Weights of terms are numbers of at least 0, and known rotations need a head that knows ``rotations`` > 1."""
+    for name, weight in (("known", known), ("ratio", ratio)):
+        if not 0.0 <= weight < math.inf:
+            raise ValueError(f"{name} must be a finite weight of at least 0, got {weight}")
+    if known and rotations == 1:
+        raise ValueError(
+            "known needs a head that tells rotations apart, and this one knows the classes alone: leave it at 0, or "
+            "train the model with label augmentation"
+        )
+
+
+def check_answer(prior: float | None, soften: float) -> None:
+    """What is done to predictions: a number of imagined images or none, and a factor above 0."""
+    if prior is not None:
+        check_count("prior", prior)
+    if not 0.0 < soften < math.inf:
+        raise ValueError(f"soften must be positive and finite, got {soften}")
+
+
+def check_full_step(full_step: int | None, optimizer: str) -> None:
+    """A number of images, with an optimizer whose steps grow with the loss."""
+    if full_step is None:
+        return
+    if not full_step >= 1:
+        raise ValueError(f"full_step must be at least 1 image, got {full_step}")
+    if optimizer != "sgd":
+        raise ValueError(
+            f"full_step scales the loss, and steps of {optimizer} do not depend on its scale: use optimizer='sgd', or "
+            "leave full_step at None"
+        )
