@@ -171,7 +171,7 @@ def test_a_smaller_batch_takes_a_smaller_step() -> None:
 def test_known_rotations_teach_where_the_filter_keeps_nothing() -> None:
     silent, taught = make_adapter(diversity=0.0), make_adapter(diversity=0.0, known=1.0)
     for adapter in (silent, taught):
-        adapter._keep = lambda z, out: torch.zeros(len(out), dtype=torch.bool)  # type: ignore[method-assign]
+        adapter._keep = lambda z, logits, out: torch.zeros(len(out), dtype=torch.bool)  # type: ignore[method-assign]
     fresh = make_adapter()
     silent(images())
     taught(images())

@@ -11,6 +11,7 @@ from ttvd.adapters.base import Timing
 from ttvd.adapters.gradient import GradientAdapter, Step
 from ttvd.adapters.objectives import entropy, imbalance, mean_over, miss_rotation, soft_ratio
 from ttvd.adapters.registry import register
+from ttvd.adapters.speed import is_precise
 from ttvd.adapters.ttvd_options import check_answer, check_choice, check_full_step, check_terms
 from ttvd.geometry import Diagram, agreement, distances, kept_fraction, view_scores
 from ttvd.geometry.prior import shift_weights
@@ -146,14 +147,14 @@ class TTVD(GradientAdapter):
 
     def output(self, x: Tensor) -> Tensor:
         """Class scores F / tau of the structure, softened and corrected for the shares of the classes."""
-        return self._answer(self._scores(self._look(x)[0], self.structure) / self.tau)
+        return self._answer(self._scores(*self._look(x), self.structure) / self.tau)
 
     def loss(self, x: Tensor) -> Step:
         """Scores, objective over the kept samples, known rotations of all, and balance of the batch."""
         z, logits = self._look(x)
-        out = self._scores(z, self.structure) / self.tau
+        out = self._scores(z, logits, self.structure) / self.tau
         judged = logits[: self.power.views]  # a head without rotations judges the upright view alone
-        kept = self._keep(z, out)
+        kept = self._keep(z, logits, out)
         each, share = self._objective(z, judged, out), kept_fraction(kept)
         if self.ratio:
             each = each + self.ratio * soft_ratio(judged).mean(0)
@@ -181,18 +182,24 @@ class TTVD(GradientAdapter):
         z, logits = self.model.features_and_logits(rotate(x, self.views))
         return z.unflatten(0, (self.views, -1)), logits.unflatten(0, (self.views, -1))
 
-    def _scores(self, z: Tensor, structure: Structure) -> Tensor:
+    def _scores(self, z: Tensor, logits: Tensor, structure: Structure) -> Tensor:
+        """Class scores (b, k), up to a number that all classes of an image share."""
         if structure in ("vd", "civd"):
             return view_scores(z, self.voronoi, self.gamma)
-        return view_scores(z[: self.power.views], self.power, self.gamma, self.shift)
+        views = self.power.views
+        if self.gamma == 1.0 and self.shift is None and is_precise(self.model.linear, z.device.type):
+            # By the Lemma the logit is minus the power distance, and costs nothing more.
+            cells = logits[:views].unflatten(2, (-1, self.head_views))
+            return cells.diagonal(dim1=0, dim2=3).sum(-1)
+        return view_scores(z[:views], self.power, self.gamma, self.shift)
 
     @torch.no_grad()
-    def _keep(self, z: Tensor, out: Tensor) -> Tensor:
+    def _keep(self, z: Tensor, logits: Tensor, out: Tensor) -> Tensor:
         """Which samples both diagrams give to the same class; ``out`` are the scores of the structure."""
         if not self.filter:
             return torch.ones(z.shape[1], dtype=torch.bool, device=z.device)
         known = {"civd" if self.structure in ("vd", "civd") else "cipd": out}
-        both = (known[kind] if kind in known else self._scores(z, kind) for kind in ("civd", "cipd"))
+        both = (known[kind] if kind in known else self._scores(z, logits, kind) for kind in ("civd", "cipd"))
         return agreement(*(scores.argmax(1) for scores in both))
 
     def _objective(self, z: Tensor, judged: Tensor, out: Tensor) -> Tensor:
