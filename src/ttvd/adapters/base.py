@@ -82,7 +82,7 @@ class Adapter(nn.Module):
             raise TypeError(f"statistics must be a ttvd.Statistics, got {statistics!r}; see Statistics.parse")
         model = unwrap(model)
         adapting = select_parameters(model, parameters) if parameters else set()
-        follows = statistics.momentum is not None
+        follows = statistics.follows
         owned = adapting | (running_buffers(model) if follows else set())
         self.model = apply_statistics(shared_copy(model, owned), statistics).eval()
         # Looked up again, for a norm that is wrapped has another name now.

@@ -99,6 +99,9 @@ def build_adapter(spec: Spec, supply: Supply) -> Adapter:
 def to_plain(value: Any) -> Any:
     """A parameter as JSON can hold it."""
     if isinstance(value, Statistics):
+        # The text can hold all of them; records that were made before it must keep their hash.
+        if value.memory is not None or value.renorm:
+            return str(value)
         return {"prior": value.prior, "count": value.count, "momentum": value.momentum}
     return list(value) if isinstance(value, tuple) else value
 

@@ -26,7 +26,7 @@ def check_device(name: str) -> str:
 def parse_settings(settings: list[str], allowed: dict[str, Any]) -> dict[str, Any]:
     """NAME=VALUE pairs for the parameters of a method; numbers and true/false are read as such.
 
-    ``statistics`` is batch, source, prior:P, count:N or momentum:M.
+    ``statistics`` is batch, source, prior:P, count:N, momentum:M or track:COUNT:MEMORY, with :renorm if wanted.
     """
     import json
 
