@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 STEADY := OMP_WAIT_POLICY=passive MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=8589934592
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-browser lint format bench soak wheel-check clean
+.PHONY: help demo test test-browser lint format bench results soak wheel-check clean
 
 help:  ## List the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 16
@@ -51,6 +51,9 @@ format: $(VENV)/.dev  ## Format the code
 
 bench: $(VENV)/.dev  ## Measure what steps, sites and grids cost on this processor; one table
 	$(STEADY) $(BIN)/python -m benchmarks.suite --out out/bench.csv
+
+results: $(or $(wildcard $(VENV)/.dev),$(VENV)/.demo)  ## Make the tables and figures of results/ from the rows that are there
+	$(BIN)/python tools/make_results.py
 
 soak: $(VENV)/.dev  ## Run every method over 20,000 batches and watch its memory
 	$(BIN)/python tools/soak.py

@@ -40,6 +40,19 @@ def test_a_page_and_its_tables(tmp_path: Path) -> None:
     assert store.read_bytes() == before
 
 
+def test_packed_runs_give_the_same_tables(tmp_path: Path) -> None:
+    store = save(tmp_path / "runs.db")
+    RUNNER.invoke(app, ["runs", str(store), "--pack", str(tmp_path / "rows")])
+    for source, out in ((store, "a"), (tmp_path / "rows" / "small.csv", "b")):
+        assert report(source, "--out", tmp_path / out).exit_code == 0
+    tables = [
+        {path.name: path.read_bytes() for path in (tmp_path / out / "tables").iterdir()} for out in "ab"
+    ]
+    assert tables[0] == tables[1]
+    result = report(store, "--against", tmp_path / "rows" / "small.csv", "--out", tmp_path / "c")
+    assert "both stores hold the same runs with the same rows" in result.output
+
+
 @pytest.mark.parametrize("option", ["--against", "--since"])
 def test_what_changed(tmp_path: Path, option: str) -> None:
     now, before = save(tmp_path / "now.db"), save(tmp_path / "before.db", "[0]")

@@ -206,6 +206,51 @@ def test_bad_input_is_refused(store: Path, arguments: list[str], message: str) -
         RUNNER.invoke(app, ["runs", str(store), *arguments], catch_exceptions=False)
 
 
+def test_packed_runs_are_listed_and_exported_like_a_store(store: Path, tmp_path: Path) -> None:
+    text = invoke(store, "--pack", tmp_path / "rows", "--recipe", "smoke")
+    assert text.strip() == f"1 of 4 runs in {tmp_path / 'rows' / 'smoke.csv'}"
+    rows = tmp_path / "rows" / "smoke.csv"
+    lines = [" ".join(line.split()) for line in invoke(rows).splitlines()]
+    assert f"{DONE[0].spec.key} line [b]tent tent fog 5 0 25.00 25.00 12.2 done" in lines
+    assert lines[-1] == "1 done, 1 failed, 2 missing"
+    assert invoke(rows, DONE[0].spec.key[:8]).startswith(f"run {DONE[0].spec.key}: done")
+    invoke(rows, "--export", tmp_path / "runs.csv")
+    with pytest.raises(ValueError, match="--batches needs the store"):
+        RUNNER.invoke(
+            app, ["runs", str(rows), "--batches", "--export", str(tmp_path / "a.csv")], catch_exceptions=False
+        )
+
+
+def test_all_recipes_are_packed_and_come_back(store: Path, tmp_path: Path) -> None:
+    invoke(store, "--pack", tmp_path / "rows")
+    assert sorted(path.name for path in (tmp_path / "rows").iterdir()) == [
+        *("other.csv", "other.toml", "smoke.csv", "smoke.toml")
+    ]
+    new = tmp_path / "new.db"
+    assert "1 of 1 runs were new" in invoke(new, "--unpack", tmp_path / "rows" / "smoke.csv")
+    assert "0 of 1 runs were new" in invoke(new, "--unpack", tmp_path / "rows" / "smoke.csv")
+    with Store(new) as opened, Store(store) as before:
+        assert opened.recipes() == {"smoke": ""}
+        assert opened.members("smoke") == before.members("smoke")
+        assert opened.load(opened.done())[DONE[0].spec.key].totals == DONE[0].totals
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--pack", "rows", "--method", "tent"], "takes whole recipes"),
+        (["--pack", "rows", "--unpack", "x.csv"], "nothing else"),
+        (["--unpack", "x.csv", "--recipe", "smoke"], "nothing else"),
+        (["--unpack", "x.db"], "takes a .csv file"),
+        (["--pack", "rows", "--recipe", "smok"], "did you mean smoke"),
+    ],
+)
+def test_what_cannot_be_packed(store: Path, arguments: list[str], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        RUNNER.invoke(app, ["runs", str(store), *arguments], catch_exceptions=False)
+    assert not Path("rows").exists()
+
+
 def test_the_store_is_not_overwritten_by_its_export(store: Path) -> None:
     odd = store.rename(store.with_suffix(".csv"))
     with pytest.raises(ValueError, match="is the store itself"):

@@ -8,7 +8,7 @@ from typing import Any
 from ttvd.bench.recipe import Recipe, Rule, parse_recipe
 from ttvd.bench.recipe.planning import Entry, list_entries
 from ttvd.bench.spec import Member, Run
-from ttvd.bench.store import Store
+from ttvd.bench.store import Reader
 
 Cell = tuple[tuple[str, Any], ...]
 
@@ -111,11 +111,11 @@ class Study:
         return self.recipe.reference or self.lines[-1].label
 
 
-def study(store: Store, name: str) -> Study:
+def study(store: Reader, name: str) -> Study:
     """What the store says about one of its recipes.
 
     Args:
-        store: Which holds the recipe and its runs.
+        store: Which holds the recipe and its runs, or a file of packed ones.
         name: One of ``store.recipes()``.
     """
     recipes = store.recipes()

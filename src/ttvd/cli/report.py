@@ -8,12 +8,12 @@ import typer
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ttvd.bench.store import Store
+    from ttvd.bench.store import Reader
     from ttvd.report.document import Document
 
 
 def report(
-    store: Path = typer.Argument(help="File that `ttvd bench` has filled."),
+    store: Path = typer.Argument(help="File that `ttvd bench` has filled; or packed runs, a .csv file."),
     out: Path = typer.Option(Path("out/report"), help="Folder for the page and the tables."),
     against: Path | None = typer.Option(
         None, "--against", "--since", help="Another store: write what changed since then instead."
@@ -29,7 +29,7 @@ def report(
     """
     from rich.console import Console
 
-    from ttvd.bench.store import Store
+    from ttvd.bench.store.pack import open_runs
     from ttvd.cli.needs import require
 
     for module in ("matplotlib", "jinja2"):
@@ -39,13 +39,13 @@ def report(
     if out.exists() and not out.is_dir():
         raise NotADirectoryError(f"--out {out} is a file; give a folder, which is made if it is not there")
     console = Console()
-    with Store(store, create=False, readonly=True) as opened:
+    with open_runs(store) as opened:
         if against is None:
             with console.status("Drawing"):
                 page = _make_page(opened, recipe, reference)
             _write(page, out, "index.html", console)
             return
-        with Store(against, create=False, readonly=True) as other, console.status("Comparing"):
+        with open_runs(against) as other, console.status("Comparing"):
             from ttvd.report.diff import make_diff_page
 
             names = (store.name, against.name) if store.name != against.name else (str(store), str(against))
@@ -53,7 +53,7 @@ def report(
         _write(page, out, "changes.html", console)
 
 
-def _make_page(store: "Store", recipes: list[str], reference: str | None) -> "Document":
+def _make_page(store: "Reader", recipes: list[str], reference: str | None) -> "Document":
     from ttvd.adapters import methods
     from ttvd.report.study_page import make_page
 

@@ -11,14 +11,16 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from ttvd.bench.spec import Spec
-    from ttvd.bench.store import Store
+    from ttvd.bench.store import Reader
     from ttvd.bench.store.listing import KnownRun
 
 COLORS = {"done": "", "failed": "red", "running": "cyan", "missing": "dim"}
 
 
 def show_runs(
-    store: Path = typer.Argument(help="The store, a file that `ttvd bench` made."),
+    store: Path = typer.Argument(
+        help="The store, a file that `ttvd bench` made; or packed runs, a .csv file."
+    ),
     key: str | None = typer.Argument(None, help="Show this run; the first digits of its key are enough."),
     method: str | None = typer.Option(None, help="Only runs of this method."),
     domain: str | None = typer.Option(None, help='Only runs on this domain, e.g. "fog 5", fog or clean.'),
@@ -29,18 +31,27 @@ def show_runs(
         None, help="Write the runs to this .csv or .parquet file, one a line, instead of listing them."
     ),
     batches: bool = typer.Option(False, help="With --export: one line for each batch."),
+    pack: Path | None = typer.Option(
+        None,
+        help="Write RECIPE.csv and RECIPE.toml for each recipe (or --recipe) to this folder, to be committed.",
+    ),
+    unpack: Path | None = typer.Option(
+        None, help="Put the runs of such a .csv file into the store, which is made if it is not there."
+    ),
     json_: bool = typer.Option(False, "--json", help="Print JSON."),
 ) -> None:
-    """List the runs of a store, show one, or export them."""
+    """List the runs of a store, show one, export them, or pack them for version control."""
     from rich.console import Console
 
-    from ttvd.bench.store import Store
     from ttvd.bench.store.export import check_target
     from ttvd.bench.store.listing import list_known, select_known
+    from ttvd.bench.store.pack import open_runs
     from ttvd.cli.needs import require
 
     if batches and export is None:
         raise ValueError("--batches goes with --export FILE")
+    if batches and store.suffix == ".csv":
+        raise ValueError("packed runs have sums only; --batches needs the store that they were packed from")
     if export is not None:
         check_target(export)
         if export.suffix == ".parquet":
@@ -48,7 +59,11 @@ def show_runs(
     console = Console()
     if not console.is_terminal:
         console.width = max(console.width, 200)  # for a pipe or a file nothing need be cut off
-    with Store(store, readonly=True) as opened:
+    if pack is not None or unpack is not None:
+        filters = (key, method, domain, seed, status, export, None if unpack is None else recipe)
+        _move(store, pack, unpack, recipe, any(value is not None for value in filters), console)
+        return
+    with open_runs(store) as opened:
         found = None if key is None else opened.find(key)
         entries = select_known(
             list_known(opened),
@@ -192,7 +207,44 @@ def _tabulate(values: dict[str, Any]) -> "Table":
     return table
 
 
-def _export(store: "Store", entries: "list[KnownRun]", path: Path, batches: bool, console: "Console") -> None:
+def _move(
+    store: Path,
+    pack: Path | None,
+    unpack: Path | None,
+    recipe: str | None,
+    filtered: bool,
+    console: "Console",
+) -> None:
+    """From a store to files that can be committed, or back."""
+    from ttvd.bench.store import Store
+    from ttvd.bench.store.pack import Pack, open_runs, write_pack
+    from ttvd.bench.store.pack import unpack as put
+
+    def say(text: str) -> None:
+        console.print(text, soft_wrap=True, highlight=False, markup=False)
+
+    if filtered or (pack is not None and unpack is not None):
+        raise ValueError(
+            "--pack takes whole recipes (--recipe for one of them), --unpack a whole file: nothing else"
+        )
+    if unpack is not None:
+        if unpack.suffix != ".csv":
+            raise ValueError(f"--unpack takes a .csv file that --pack has written, got {unpack.name}")
+        if store.suffix == ".csv":
+            raise ValueError(f"--unpack puts runs into a store, and {store.name} is a file of packed ones")
+        source = Pack(unpack)
+        with Store(store) as target:
+            say(f"{put(source, target)} of {len(source.done())} runs were new to {store}")
+    if pack is not None:
+        with open_runs(store) as opened:
+            for name in [recipe] if recipe is not None else opened.recipes():
+                path, count = write_pack(opened, name, pack)
+                say(f"{count} of {len(opened.members(name))} runs in {path}")
+
+
+def _export(
+    store: "Reader", entries: "list[KnownRun]", path: Path, batches: bool, console: "Console"
+) -> None:
     from ttvd.bench.store.export import export_batches, export_runs
 
     if path.resolve() == store.path.resolve():

@@ -13,4 +13,6 @@ They need the extra ``report``.
 - `results`: the numbers of a study; `tables`, `duels`, `charts`, `pictures`: what is made of them.
 - `study_page`: the page of a store, chapters by `study_section`, `provenance` and `gallery`; `diff`: what changed.
 - `export`: tables as Markdown, LaTeX and CSV.
+- `folder`: results that are committed, made of packed runs: `markdown` and `drawings` of a study, `paper` beside it,
+  `main_table` for a README, `vector` for SVG files of few and always the same bytes.
 """

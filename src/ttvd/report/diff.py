@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ttvd.bench.store.packed import PackedRecord
 from ttvd.bench.study import study
 from ttvd.report.diff_tables import (
     CellChange,
@@ -22,7 +23,7 @@ from ttvd.report.results import Results
 
 if TYPE_CHECKING:
     from ttvd.bench.spec import Run
-    from ttvd.bench.store import Store
+    from ttvd.bench.store import Reader
     from ttvd.bench.study import Column, Line
     from ttvd.report.page import Table
 
@@ -47,7 +48,7 @@ class RunChanges:
     equal: int
 
 
-def compare_runs(now: Store, before: Store) -> RunChanges:
+def compare_runs(now: Reader, before: Reader) -> RunChanges:
     """Match the runs of two stores by key; rows are equal when all but their times are."""
     ours, theirs = now.load(now.done()), before.load(before.done())
     both = sorted(set(ours) & set(theirs))
@@ -58,14 +59,16 @@ def compare_runs(now: Store, before: Store) -> RunChanges:
 
 
 def have_same_rows(one: Run, other: Run) -> bool:
-    """Whether two runs gave the same rows; how long they took does not count."""
+    """Whether two runs gave the same rows, as far as both have them; how long they took does not count."""
+    if isinstance(one.record, PackedRecord) or isinstance(other.record, PackedRecord):
+        return one.totals == other.totals and repr(one.record.kept()) == repr(other.record.kept())
     return len(one.record.rows) == len(other.record.rows) and all(
         (a.metrics, a.domain, repr(a.kept)) == (b.metrics, b.domain, repr(b.kept))
         for a, b in zip(one.record.rows, other.record.rows, strict=True)
     )
 
 
-def make_diff_page(now: Store, before: Store, names: tuple[str, str]) -> Document:
+def make_diff_page(now: Reader, before: Reader, names: tuple[str, str]) -> Document:
     """All that the page of differences holds.
 
     Args:

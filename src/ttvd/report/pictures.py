@@ -10,6 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from ttvd.bench.store.packed import PackedRecord, has_batches
 from ttvd.report.charts import SCORES, Point, plot_differences, plot_kept, plot_scores, plot_tradeoff
 from ttvd.report.curves import plot_curves, plot_reliability
 from ttvd.report.page import Exhibit, Panel, Strip, encode
@@ -71,7 +72,7 @@ def explain_choice(results: Results, lines: Sequence[Line]) -> str:
 
 def show_stream(results: Results, lines: Sequence[Line]) -> Exhibit | None:
     """Error so far and share kept along the stream, over all columns."""
-    curves = {line.label: _mean(results, line, results.columns, "error") for line in lines}
+    curves = {line.label: mean_curve(results, line, results.columns, "error") for line in lines}
     drawn = {name: curve for name, curve in curves.items() if curve is not None}
     if not drawn:
         return None
@@ -79,7 +80,7 @@ def show_stream(results: Results, lines: Sequence[Line]) -> Exhibit | None:
         _draw_curves(drawn, give_colours(results, lines), "all columns", WIDE, results.study.reference())
     ]
     learning = [line for line in lines if results.kept(line) is not None]
-    kept = {line.label: _mean(results, line, results.columns, "kept") for line in learning}
+    kept = {line.label: mean_curve(results, line, results.columns, "kept") for line in learning}
     picky = {name: curve for name, curve in kept.items() if curve is not None and float(curve.min()) < 0.999}
     if picky:
         ax = plot_kept(picky, new_panel(WIDE), colours=give_colours(results, lines))
@@ -101,7 +102,7 @@ def show_each_stream(results: Results, lines: Sequence[Line]) -> Exhibit | None:
     groups = conditions if len(conditions) > 1 else {column.label: [column] for column in results.columns}
     panels, colours = [], give_colours(results, lines)
     for title, columns in groups.items():
-        found = {line.label: _mean(results, line, columns, "error") for line in lines}
+        found = {line.label: mean_curve(results, line, columns, "error") for line in lines}
         curves = {name: curve for name, curve in found.items() if curve is not None}
         if curves:
             panels.append(_draw_curves(curves, colours, title, SMALL))
@@ -119,7 +120,7 @@ def _draw_curves(
     size: tuple[float, float],
     strong: str | None = None,
 ) -> Panel:
-    bottom, top = _choose_range(list(curves.values()))
+    bottom, top = choose_range(list(curves.values()))
     look: Any = {
         "top": top,
         "bottom": bottom,
@@ -133,7 +134,7 @@ def _draw_curves(
     return Panel(encode(ax), f"Error so far, {title}; at the end: {ends}")
 
 
-def _choose_range(curves: Sequence[npt.NDArray[np.float64]]) -> tuple[float, float]:
+def choose_range(curves: Sequence[npt.NDArray[np.float64]]) -> tuple[float, float]:
     """Errors to show: not the first batches, whose noise is large, nor lines far above the others."""
     highs = sorted(float(curve[len(curve) // 8 :].max()) for curve in curves)
     low = min(float(curve[len(curve) // 8 :].min()) for curve in curves)
@@ -143,12 +144,14 @@ def _choose_range(curves: Sequence[npt.NDArray[np.float64]]) -> tuple[float, flo
     return max(0.0, low - room), min(1.0, high + room)
 
 
-def _mean(
+def mean_curve(
     results: Results, line: Line, columns: Sequence[Column], what: str
 ) -> npt.NDArray[np.float64] | None:
     """The mean of what the runs say batch by batch; None unless all are of the same length."""
     runs = results.runs(line, columns)
-    if not runs or len({len(run.record.rows) for run in runs}) != 1:
+    if not runs or len({len(run.record.sizes()) for run in runs}) != 1 or not all(map(has_batches, runs)):
+        return None
+    if what == "kept" and any(isinstance(run.record, PackedRecord) for run in runs):
         return None
     curves = [
         run.record.curve()
@@ -223,11 +226,16 @@ def show_reliability(results: Results, lines: Sequence[Line]) -> Exhibit:
     return Exhibit("Can the confidences be believed?", caption, [Strip(panels, 4)], details=details)
 
 
-def show_duels(results: Results, duels: Sequence[Duel], lines: Sequence[Line]) -> Exhibit | None:
-    """Differences to the reference with their intervals, and wins, ties and losses."""
+def pick_duels(results: Results, duels: Sequence[Duel], lines: Sequence[Line]) -> list[Duel]:
+    """One for each label, the best first; those without a common stream are left out."""
     picked = {id(line) for line in _one_for_each_label(results, lines)}
     shown = [duel for duel in duels if id(duel.line) in picked and duel.total is not None]
-    shown.sort(key=lambda duel: duel.total.difference if duel.total else 0.0)
+    return sorted(shown, key=lambda duel: duel.total.difference if duel.total else 0.0)
+
+
+def show_duels(results: Results, duels: Sequence[Duel], lines: Sequence[Line]) -> Exhibit | None:
+    """Differences to the reference with their intervals, and wins, ties and losses."""
+    shown = pick_duels(results, duels, lines)
     if not shown:
         return None
     left_out = len(shown[TALL:])
@@ -269,7 +277,9 @@ def _doubt(duels: Sequence[Duel]) -> str:
         "Intervals: bootstrap over batches. They speak of these streams and these source models, not of others, and "
         "nothing is corrected for the number of comparisons."
     )
-    batches = min(len(run.record.rows) for duel in duels for runs in duel.line.runs.values() for run in runs)
+    batches = min(
+        len(run.record.sizes()) for duel in duels for runs in duel.line.runs.values() for run in runs
+    )
     if batches < FEW:
         text += f" With only {batches} batches in a stream they are too narrow."
     return text

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from ttvd.report.results import Results
 
 OFFICIAL = "official"
+GPUS = ("NVIDIA", "Tesla", "GeForce", "Quadro", "AMD Instinct")
+"""How the names of devices begin that are used by --device cuda."""
 
 
 def tell_provenance(several: Sequence[Results]) -> Section:
@@ -144,6 +146,35 @@ def list_overrides(results: Results) -> list[str]:
     if seeds - wanted or (specs and complete and seeds != wanted):
         found.append(f"--seeds {','.join(map(str, sorted(seeds)))}")
     return found
+
+
+def show_command(results: Results) -> str:
+    """The command that makes the runs of a study; DATA stands for the folder of the data sets."""
+    runs = results.all_runs()
+    name = results.study.recipe.name
+    words = ["ttvd bench", f"recipes/{name}.toml", "--store", f"out/{name}.db", *list_overrides(results)]
+    if any(run.spec.data != "digits" for run in runs):
+        words += ["--data", "DATA"]
+    if any(run.facts.device.startswith(GPUS) for run in runs):
+        words += ["--device", "cuda"]
+    return " ".join(words)
+
+
+def sum_up(results: Results, runs: Sequence[Run]) -> list[tuple[str, str]]:
+    """How some runs of a study were made: names and values, everything read from the runs themselves."""
+    seeds = sorted({run.spec.seed for run in runs})
+    models = gather(runs, lambda run: f"{run.spec.checkpoint} ({run.spec.weights})")
+    return [
+        ("Command", show_command(results)),
+        ("Runs", f"{len(runs):,}"),
+        ("Seeds", ", ".join(map(str, seeds))),
+        ("Data", gather(runs, lambda run: f"{run.spec.data}, corruptions: {tell_origin(run.spec)}")),
+        ("Models (weights)", models),
+        ("Precision", gather(runs, lambda run: run.spec.precision)),
+        ("Hardware", gather(runs, lambda run: run.facts.device)),
+        ("Versions", gather(runs, lambda run: show_pairs(run.facts.versions))),
+        ("Measured", show_span([run.facts.started for run in runs])),
+    ]
 
 
 def tell_origin(spec: Spec) -> str:

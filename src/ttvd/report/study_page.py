@@ -31,7 +31,7 @@ from ttvd.report.words import METRICS, RULES
 
 if TYPE_CHECKING:
     from ttvd.bench.recipe import Recipe
-    from ttvd.bench.store import Failure, Figure, Store
+    from ttvd.bench.store import Failure, Figure, Reader
 
 LEAD = (
     "A model that was trained on clean images meets a stream of corrupted ones, batch after batch and without labels. "
@@ -45,7 +45,7 @@ READING = (
 
 
 def make_page(
-    store: Store,
+    store: Reader,
     recipes: Sequence[str] = (),
     *,
     reference: str | None = None,
@@ -94,7 +94,7 @@ def make_page(
     )
 
 
-def _list_figures(store: Store, recipe: Recipe) -> list[Figure]:
+def _list_figures(store: Reader, recipe: Recipe) -> list[Figure]:
     """The stored figures that the recipe still asks for."""
     wanted = name_figures(recipe)
     return [figure for figure in store.figures(recipe.name) if figure.name in wanted]
@@ -152,9 +152,12 @@ def _count(several: Sequence[Results]) -> list[tuple[str, str]]:
 def _list_facts(several: Sequence[Results], store: str) -> list[tuple[str, str]]:
     runs = [run for results in several for run in results.all_runs()]
     names = [results.study.recipe.name for results in several]
+    kept = (
+        str(Path(store).with_suffix(".db")) if store.endswith(".csv") else store
+    )  # packed runs came from a store
     remake = "; ".join(
         " ".join(
-            ["ttvd bench", f"{results.study.recipe.name}.toml", "--store", store, *list_overrides(results)]
+            ["ttvd bench", f"{results.study.recipe.name}.toml", "--store", kept, *list_overrides(results)]
         )
         for results in several
     )

@@ -40,7 +40,7 @@ def tell_study(
         figures: Drawn already from what the store holds.
     """
     recipe = results.study.recipe
-    blocks: list[Block] = [Text([recipe.note] if recipe.note else []), Text([_describe(results)])]
+    blocks: list[Block] = [Text([recipe.note] if recipe.note else []), Text([describe_study(results)])]
     blocks += _warn(results)
     if results.all_runs():
         summary = Part("All lines", [caption_table(summary_table(results), results.lines, _SUMMARY)])
@@ -58,7 +58,7 @@ def tell_study(
 _SUMMARY = "Means over all columns of the study."
 
 
-def _describe(results: Results) -> str:
+def describe_study(results: Results) -> str:
     """Data, stream and size of the study in a sentence or two."""
     study, runs = results.study, results.all_runs()
     if not runs:
@@ -109,7 +109,7 @@ def _list_tables(results: Results) -> list[Block]:
         return [*_by_domain(results, results.columns, results.study.recipe.name), *_journeys(results)]
     parts: list[Block] = [
         Part(
-            f"{_name(metric)} by condition",
+            f"{name_metric(metric)} by condition",
             [
                 caption_table(
                     condition_table(results, metric),
@@ -133,7 +133,7 @@ def _by_domain(results: Results, columns: Sequence[Column], name: str) -> list[B
 
     def build(metric: Metric) -> Table:
         return caption_table(
-            column_table(results, columns, metric, f"{name}-{metric.name}"), results.lines, _scale(metric)
+            column_table(results, columns, metric, f"{name}-{metric.name}"), results.lines, tell_scale(metric)
         )
 
     first, *others = METRICS
@@ -141,14 +141,15 @@ def _by_domain(results: Results, columns: Sequence[Column], name: str) -> list[B
     return [Part("Error by domain", [build(first)]), *folds]
 
 
-def _scale(metric: Metric) -> str:
+def tell_scale(metric: Metric) -> str:
+    """What the numbers of a table are, in a sentence."""
     unit = "per cent" if metric.scale == 100 else metric.note
-    return f"{_name(metric)}{f' in {unit}' if unit else ''}."
+    return f"{name_metric(metric)}{f' in {unit}' if unit else ''}."
 
 
-def _name(metric: Metric) -> str:
+def name_metric(metric: Metric) -> str:
     """Without the unit, at the beginning of a sentence."""
-    name = metric.title.split()[0]
+    name = metric.title.partition(" (")[0]
     return name[0].upper() + name[1:]
 
 
@@ -197,11 +198,11 @@ def _draw(results: Results, reference: str | None) -> list[Block]:
     if duels:
         table = duel_table(results, duels)
         blocks.append(show_duels(results, duels, lines))
-        blocks.append(Fold("All comparisons as a table", [replace(table, caption=_DUELS)]))
+        blocks.append(Fold("All comparisons as a table", [replace(table, caption=DUELS)]))
     return [block for block in blocks if block is not None]
 
 
-_DUELS = (
+DUELS = (
     "Difference in error to the reference on the same batches, negative: fewer errors. Intervals: bootstrap over "
     "batches, as pairs and within each run. They speak of these streams and these source models, not of others, and "
     "nothing is corrected for the number of comparisons."

@@ -17,6 +17,7 @@ from ttvd.report.results import (
     ERROR,
     NLL,
     PLACES,
+    TIERS,
     Metric,
     Results,
     Value,
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
 FAMILIES = ("noise", "blur", "weather", "digital", "further")
 LINE_HEADINGS = (Heading("method", under="model"), Heading("chosen by", under="setting"))
+ABSENT = Cell("", "", hint="not asked for")
 EDGES = (3, 7, 11, 15)
 """Where a family ends, in the order of the published tables."""
 
@@ -39,8 +41,8 @@ EDGES = (3, 7, 11, 15)
 def summary_table(results: Results) -> Table:
     """A row for each line: all metrics over all columns, time and the share kept."""
     metrics = (replace(ERROR, digits=2), replace(ECE, digits=2), replace(BATCH_ECE, digits=2), NLL, BRIER)
-    numbers = [_column(results, results.columns, metric) for metric in metrics]
-    numbers += [_time_column(results), _kept_column(results)]
+    numbers = [metric_cells(results, results.columns, metric) for metric in metrics]
+    numbers += [_timemetric_cells(results), _keptmetric_cells(results)]
     headings = [Heading(m.title, m.note) for m in metrics] + [Heading("ms per image"), Heading("kept (%)")]
     return _assemble(results, numbers, headings, f"{results.study.recipe.name}-summary")
 
@@ -50,10 +52,10 @@ def column_table(results: Results, columns: Sequence[Column], metric: Metric, na
     parts = [split_severity(column.domain) for column in columns]
     one_severity = len({severity for _, severity in parts if severity}) == 1
     headings = [_shorten(name) if one_severity else f"{name} {severity}".strip() for name, severity in parts]
-    numbers = [_column(results, [column], metric) for column in columns]
+    numbers = [metric_cells(results, [column], metric) for column in columns]
     spans = [(family, len(list(group))) for family, group in groupby(_find_family(name) for name, _ in parts)]
     if len(columns) > 1:
-        numbers.append(_column(results, columns, metric))
+        numbers.append(metric_cells(results, columns, metric))
         headings.append("mean")
         spans.append(("", 1))
     spans = [("", 2), *spans] if any(text for text, _ in spans) else []
@@ -63,7 +65,7 @@ def column_table(results: Results, columns: Sequence[Column], metric: Metric, na
 def condition_table(results: Results, metric: Metric) -> Table:
     """A row for each line, a column for each condition: means over domains."""
     conditions = results.conditions()
-    numbers = [_column(results, columns, metric) for columns in conditions.values()]
+    numbers = [metric_cells(results, columns, metric) for columns in conditions.values()]
     name = f"{results.study.recipe.name}-conditions-{metric.name}"
     return _assemble(results, numbers, list(conditions), name)
 
@@ -92,6 +94,20 @@ def journey_table(results: Results, column: Column) -> Table | None:
     )
 
 
+def rules_table(results: Results, metric: Metric) -> Table:
+    """A row for each label, a column for each rule of selection, and how many seeds there are."""
+    rules = [rule for rule in TIERS if any(line.rule == rule for line in results.lines)]
+    cells = dict(zip(map(id, results.lines), metric_cells(results, results.columns, metric), strict=True))
+    rows = []
+    for label in dict.fromkeys(line.label for line in results.study.lines):
+        lines = {line.rule: line for line in results.lines if line.label == label}
+        numbers = [cells[id(lines[rule])] if rule in lines else ABSENT for rule in rules]
+        seeds = max(len(line.seeds(results.columns)) for line in lines.values())
+        rows.append([Cell(label, label), *numbers, Cell(str(seeds), seeds)])
+    headings: list[str | Heading] = ["method", *(Heading(rule, metric.title) for rule in rules), "seeds"]
+    return Table(headings, rows, name=f"{results.study.recipe.name}-rules-{metric.name}", heads=True)
+
+
 def overview_table(several: Sequence[Results]) -> Table:
     """Error and calibration of every line in several studies, side by side."""
     rows = list(dict.fromkeys((line.label, line.rule) for results in several for line in results.lines))
@@ -99,7 +115,7 @@ def overview_table(several: Sequence[Results]) -> Table:
     for results in several:
         place = {(line.label, line.rule): number for number, line in enumerate(results.lines)}
         for metric in (ERROR, ECE, BATCH_ECE):
-            cells = _column(results, results.columns, metric)
+            cells = metric_cells(results, results.columns, metric)
             columns.append([cells[place[row]] if row in place else MISSING for row in rows])
     names = [Heading(metric.title, metric.note) for metric in (ERROR, ECE, BATCH_ECE)]
     spans = [("", 2), *((results.study.recipe.title, 3) for results in several)]
@@ -150,7 +166,7 @@ def _assemble(
     return Table([*LINE_HEADINGS, *headings], rows, spans=spans, name=name, heads=True, tags=tags)
 
 
-def _column(results: Results, columns: Sequence[Column], metric: Metric) -> list[Cell]:
+def metric_cells(results: Results, columns: Sequence[Column], metric: Metric) -> list[Cell]:
     """The cells of all lines; the best are marked."""
     cells = [
         _cell(results, line, columns, results.value(line, columns, metric.name), metric)
@@ -189,7 +205,7 @@ def _find_lowest(cells: Sequence[Cell], candidates: Sequence[int]) -> list[int]:
     return [number for number, value in shown.items() if value == min(shown.values())]
 
 
-def _time_column(results: Results) -> list[Cell]:
+def _timemetric_cells(results: Results) -> list[Cell]:
     times = [results.milliseconds(line) for line in results.lines]
     return [
         MISSING if time is None else Cell(f"{time:.3g}", time, link=f"#{results.anchor(line)}")
@@ -197,7 +213,7 @@ def _time_column(results: Results) -> list[Cell]:
     ]
 
 
-def _kept_column(results: Results) -> list[Cell]:
+def _keptmetric_cells(results: Results) -> list[Cell]:
     shares = [results.kept(line) for line in results.lines]
     return [
         Cell("-", "", hint="takes no gradient steps")

@@ -10,7 +10,7 @@ from typing import Any
 from ttvd.bench.spec import Run
 from ttvd.bench.store.codec import BINS, SUMS
 from ttvd.bench.store.listing import KnownRun
-from ttvd.bench.store.store import Store
+from ttvd.bench.store.reader import Reader
 from ttvd.files import open_atomic
 
 _AT_ONCE = 100  # runs whose batches are in memory together
@@ -53,7 +53,7 @@ def export_runs(entries: Iterable[KnownRun], path: Path) -> int:
     return _write(path, RUN_COLUMNS, [[_flatten(entry) for entry in entries]])
 
 
-def export_batches(store: Store, entries: Sequence[KnownRun], path: Path) -> int:
+def export_batches(store: Reader, entries: Sequence[KnownRun], path: Path) -> int:
     """One line for each batch of the runs that are done. Returns the number of lines."""
     return _write(path, BATCH_COLUMNS, _read_batches(store, [entry.key for entry in entries]))
 
@@ -67,7 +67,7 @@ def _flatten(entry: KnownRun) -> dict[str, Any]:
     return line
 
 
-def _read_batches(store: Store, keys: Sequence[str]) -> Iterator[list[dict[str, Any]]]:
+def _read_batches(store: Reader, keys: Sequence[str]) -> Iterator[list[dict[str, Any]]]:
     for first in range(0, len(keys), _AT_ONCE):
         runs = store.load(keys[first : first + _AT_ONCE])
         yield [line for key, run in runs.items() for line in _flatten_rows(key, run)]

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
 from ttvd.bench.spec import Spec
-from ttvd.bench.store.store import Store
+from ttvd.bench.store.reader import Reader
 from ttvd.bench.store.values import Failure, Summary
 
 Status = Literal["done", "failed", "running", "missing"]
@@ -56,7 +56,7 @@ class KnownRun:
         return document
 
 
-def list_known(store: Store) -> list[KnownRun]:
+def list_known(store: Reader) -> list[KnownRun]:
     """The finished runs in the order in which they were added, then the others in the order of their recipes."""
     members = [member for recipe in store.recipes() for member in store.members(recipe)]
     asked: dict[str, dict[tuple[str, str], None]] = {}

@@ -1,6 +1,5 @@
 """The one file that a benchmark leaves, from which every table and figure is made."""
 
-import difflib
 import json
 import os
 import time
@@ -14,6 +13,7 @@ from ttvd.bench.store import claims
 from ttvd.bench.store.claims import Owner
 from ttvd.bench.store.codec import Block, encode, spec_from_json, to_json
 from ttvd.bench.store.database import Database
+from ttvd.bench.store.reader import check_recipe, pick_key
 from ttvd.bench.store.reading import read_runs, without_collection
 from ttvd.bench.store.values import Failure, Figure, Summary
 
@@ -139,16 +139,7 @@ class Store:
         )
         with self._base.reading() as db:
             keys: list[str] = sorted(key for (key,) in db.execute(query, (len(prefix), prefix.lower())))
-        if not keys:
-            raise ValueError(
-                f"no run in {self.path} has a key that begins with {prefix!r}; `ttvd runs` lists them"
-            )
-        if len(keys) > 1:
-            some = ", ".join(keys[:5]) + (", ..." if len(keys) > 5 else "")
-            raise ValueError(
-                f"{len(keys)} runs have keys that begin with {prefix!r}: {some}; give more digits"
-            )
-        return keys[0]
+        return pick_key(keys, prefix, self.path)
 
     def enroll(self, name: str, text: str, members: Sequence[Member]) -> None:
         """Keep a recipe (its TOML) and the runs that it asks for, in place of what the recipe of that name asked."""
@@ -171,11 +162,7 @@ class Store:
         Raises:
             ValueError: There is no such recipe.
         """
-        names = list(self.recipes())
-        if recipe not in names:
-            near = difflib.get_close_matches(recipe, names, 1)
-            hint = f"did you mean {near[0]}?" if near else f"there are: {', '.join(names) or 'none'}"
-            raise ValueError(f"no recipe {recipe!r} in {self.path}; {hint}")
+        check_recipe(recipe, self.recipes(), self.path)
         query = "SELECT label, role, spec, varies, condition FROM members WHERE recipe = ? ORDER BY position"
         with self._base.reading() as db:
             lines = db.execute(query, (recipe,)).fetchall()
