@@ -115,6 +115,22 @@ def test_flags_are_restored_after_an_error() -> None:
     assert net[0].training
 
 
+def test_an_augmented_head_starts_with_what_the_classes_know() -> None:
+    net = nn.Sequential(nn.Flatten(), nn.Linear(12, 6), nn.ReLU(), nn.Linear(6, 3))
+    x = torch.rand(5, 3, 2, 2)
+    parts = split(net)
+    wide = parts.augmented(4)
+    assert torch.allclose(wide(x), net(x).repeat_interleave(4, 1))
+    assert torch.allclose(wide.upright(4)(x), net(x))
+    with torch.no_grad():
+        for parameter in wide.parameters():  # it shares nothing: training it leaves the classifier alone
+            parameter.zero_()
+    assert net(x).abs().sum() > 0
+    assert parts.linear.out_features == 3
+    alone = split(nn.Linear(4, 2)).augmented(2)
+    assert alone(torch.rand(3, 4)).shape == (3, 4)
+
+
 def test_upright_takes_the_columns_of_the_first_view() -> None:
     net, x = nn.Sequential(nn.Flatten(), nn.Linear(4, 12)), torch.rand(5, 1, 2, 2)
     parts = split(net, x)

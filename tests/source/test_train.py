@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from ttvd.models.resnet import ResNet
 from ttvd.models.rotation import RotationNet
+from ttvd.models.split import split
 from ttvd.models.tensorfile import write_tensors
 from ttvd.source.evaluate import evaluate
 from ttvd.source.objectives import plain_loss, rotation_loss, sla_loss
@@ -192,3 +193,14 @@ def test_train_refuses_wrong_input() -> None:
     for model, x, y, recipe, reason in cases:
         with pytest.raises(ValueError, match=reason):
             train(model, x, y, recipe)
+
+
+def test_a_plain_classifier_learns_rotations_by_a_short_fine_tuning() -> None:
+    plain = make_model(3)
+    train(plain, *make_stripes(), replace(QUICK, objective="plain", epochs=8))
+    wide = split(plain).augmented(4)
+    test = make_stripes(96, seed=1)
+    before = evaluate(wide, *test, views=4, head_views=4)
+    train(wide, *make_stripes(), replace(QUICK, epochs=4))
+    assert evaluate(wide, *test, views=4, head_views=4) > max(0.95, before)
+    assert evaluate(plain, *test) > 0.95  # it was left alone

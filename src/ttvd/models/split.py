@@ -83,17 +83,34 @@ class SplitModel(nn.Module):
         outputs = self.linear.out_features
         if outputs % views:
             raise ValueError(f"a head of {outputs} outputs does not hold {views} views of each class")
-        copied = shared_copy(self, set())
-        old = copied.linear
+        return shared_copy(self, set())._with_rows(torch.arange(0, outputs, views))
+
+    def augmented(self, views: int = 4) -> "SplitModel":
+        """A copy whose head tells k * views joint labels apart, to be fine-tuned by label augmentation.
+
+        Every joint label starts with the row of its class: before training the classifier says of an image what it
+        said before, whatever the rotation.
+
+        Example:
+            >>> net = nn.Sequential(nn.Flatten(), nn.Linear(4, 3))
+            >>> split(net).augmented()(torch.rand(2, 1, 2, 2)).shape
+            torch.Size([2, 12])
+        """
+        classes = torch.arange(self.linear.out_features)
+        return copy.deepcopy(self)._with_rows(classes.repeat_interleave(views))
+
+    def _with_rows(self, rows: Tensor) -> "SplitModel":
+        """This model with a new head, of rows of the old one."""
+        old = self.linear
         # Nothing is drawn: the weights come from the old head, and the global generator is not ours to move.
-        new = nn.utils.skip_init(nn.Linear, old.in_features, outputs // views, bias=old.bias is not None)
-        new.weight = nn.Parameter(old.weight.detach()[::views].clone())
+        new = nn.utils.skip_init(nn.Linear, old.in_features, len(rows), bias=old.bias is not None)
+        new.weight = nn.Parameter(old.weight.detach()[rows.to(old.weight.device)].clone())
         if old.bias is not None:
-            new.bias = nn.Parameter(old.bias.detach()[::views].clone())
+            new.bias = nn.Parameter(old.bias.detach()[rows.to(old.bias.device)].clone())
         if not self.head_name:
             return SplitModel(nn.Sequential(new), "0")
-        copied.model.set_submodule(self.head_name, new)
-        return copied
+        self.model.set_submodule(self.head_name, new)
+        return self
 
     @torch.no_grad()
     def _verify(self, seen: list[Tensor], logits: object) -> None:
