@@ -50,7 +50,7 @@ class Spent:
     Attributes:
         runs: How many.
         images: In all of them.
-        seconds: From building the adapter to the last score.
+        seconds: From building the adapter to the last score; with several processes, without building it.
         batches: How many.
         steps: Seconds in the adapter.
         wrong: Images.

@@ -71,3 +71,18 @@ def test_what_is_planned_on_the_host_is_all_that_changes_there(name: str) -> Non
     after = adapter.snapshot()
     assert kept
     assert all(torch.equal(after[key], value) for key, value in kept.items())
+
+
+def test_note_never_learns_from_places_that_are_empty() -> None:
+    """A batch that is not finite counts, but leaves nothing in the memory."""
+    note = make_world("note", period=24, capacity=64)[1]()
+    note.validation = "never"
+    seen: list[Tensor] = []
+    note.model.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    stream = torch.rand(3, 8, 1, 16, 16, generator=torch.Generator().manual_seed(0)) + 0.1
+    stream[0, 0, 0, 0, 0] = float("nan")
+    for x in stream:
+        note(x)
+    learnt = seen[-1]
+    assert len(learnt) == 24
+    assert all(image.abs().sum() > 0 for image in learnt)

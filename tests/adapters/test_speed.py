@@ -12,8 +12,8 @@ import ttvd
 from ttvd.adapters.agenda import Plan
 from ttvd.adapters.capture import find_obstacle
 from ttvd.adapters.flat import all_finite, keep_where
-from ttvd.adapters.traits import Traits
 from ttvd.models.resnet import ResNet
+from ttvd.models.traits import Traits
 from ttvd.toy import make_world
 
 EAGER = {"cotta", "memo", "roid", "rotta", "tast-bn"}
@@ -156,6 +156,13 @@ def test_each_way_of_a_step_is_recorded(feed: Callable[..., list[str]]) -> None:
     note = make_world("note", period=8, capacity=4)[1]()
     log = feed(note, *[4] * 8)
     assert log == ["record 4", "play 4", "record 4", "play 4", *["play 4"] * 4]
+
+
+def test_many_ways_of_one_shape_are_remembered(feed: Callable[..., list[str]]) -> None:
+    """Of batches of 4, the period of 10 falls into another place each time: five ways, in turn."""
+    note = make_world("note", period=10, capacity=4)[1]()
+    feed(note, *[4] * 10)
+    assert feed(note, *[4] * 10) == ["play 4"] * 10
 
 
 def test_what_cannot_be_recorded_is_said_once(feed: Callable[..., list[str]]) -> None:

@@ -182,8 +182,20 @@ def test_the_first_batch_of_each_run_is_looked_at() -> None:
             lent.adapter(2 + torch.rand(5, 1, 2, 2))
 
 
+class OnDevice(torch.Tensor):
+    """Says that it is where steps are recorded."""
+
+    is_cuda = True
+
+
+def test_without_recordings_each_run_has_its_own_peak() -> None:
+    lent = Lent(build())
+    assert [lent.correct_peak(64, taken) for taken in (700, 20, None)] == [700, 20, None]
+
+
 def test_memory_that_is_kept_between_runs_counts_for_each() -> None:
     lent = Lent(build())
+    lent.adapter.kept = lent.adapter.kept.as_subclass(OnDevice)
     assert lent.correct_peak(64, None) is None
     assert [lent.correct_peak(64, taken) for taken in (700, 20, None)] == [700, 700, 700]
     assert lent.correct_peak(8, 90) == 90

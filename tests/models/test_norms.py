@@ -1,3 +1,5 @@
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -143,7 +145,7 @@ def test_nothing_to_adapt_is_said_before_the_first_batch() -> None:
     "arguments",
     [{"prior": 1.5}, {"prior": -0.1}, {"count": -1.0}, {"momentum": 0.0}, {"count": 1.0, "momentum": 0.1}],
 )
-def test_impossible_policies_are_refused(arguments: dict[str, float]) -> None:
+def test_impossible_policies_are_refused(arguments: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"prior|count|momentum"):
         Statistics(**arguments)
 

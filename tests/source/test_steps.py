@@ -1,17 +1,18 @@
 """Steps of training that are recorded or compiled do what steps do that run as they are written."""
 
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from tests.source.test_train import make_model, make_stripes
 from ttvd.models.rotation import RotationNet
-from ttvd.source import steps
+from ttvd.source.evaluate import evaluate
 from ttvd.source.recipe import Recipe
+from ttvd.source.state import Epoch, Training
+from ttvd.source.steps import make_optimizer
 from ttvd.source.train import train
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -72,9 +73,7 @@ def test_recorded_training_is_the_written_one(
     recipe = Recipe(objective, epochs=3, batch_size=32, padding=1, **options)
     nets = [make_net(objective, "cuda", norm) for _ in range(2)]
     recorded = train(nets[0], *make_stripes(200), recipe)
-    for module in (steps, import_module("ttvd.source.train")):  # the package has a function of that name
-        monkeypatch.setattr(module, "can_record", lambda *_: False)
-    written = train(nets[1], *make_stripes(200), recipe)
+    written = train(nets[1], *make_stripes(200), recipe, capture="never")
     for mine, theirs in zip(recorded.epochs, written.epochs, strict=True):
         assert mine.loss == pytest.approx(theirs.loss, rel=5e-3)
         assert mine.lr == theirs.lr
@@ -84,7 +83,7 @@ def test_recorded_training_is_the_written_one(
 @needs_cuda
 def test_recorded_training_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
-    recipe = Recipe("sla", epochs=4, batch_size=32, padding=1, **SGD)  # type: ignore[arg-type]
+    recipe = Recipe("sla", epochs=4, batch_size=32, padding=1, channels_last=True, **SGD)  # type: ignore[arg-type]
     whole, parts = (make_net("sla", "cuda") for _ in range(2))
     train(whole, *make_stripes(200), recipe)
 
@@ -101,8 +100,57 @@ def test_recorded_training_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 @needs_cuda
-def test_fewer_steps_than_a_recording_needs() -> None:
-    net = make_net("plain", "cuda")
+def test_fewer_steps_than_a_recording_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
     recipe = Recipe("plain", epochs=3, batch_size=32, padding=0)
-    history = train(net, *make_stripes(64), recipe)
-    assert all(epoch.loss > 0 for epoch in history.epochs)
+    nets = [make_net("plain", "cuda") for _ in range(2)]
+    train(nets[0], *make_stripes(64), recipe)
+    train(nets[1], *make_stripes(64), recipe, capture="never")
+    compare(nets[0], nets[1], make_net("plain", "cuda"), tolerance=0.05)
+
+
+@needs_cuda
+def test_a_model_that_waits_for_the_device_is_trained_as_it_is_written() -> None:
+    net = make_net("plain", "cuda")
+    net.register_forward_pre_hook(lambda _, inputs: float(inputs[0].sum()) and None)
+    recipe = Recipe("plain", epochs=2, batch_size=32, padding=0)
+    assert len(train(net, *make_stripes(200), recipe).epochs) == 2
+
+    class Waiting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = make_net("plain", "cuda")
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.net(x) * float(x.sum().isfinite())  # type: ignore[no-any-return]
+
+    with pytest.warns(UserWarning, match="one kernel at a time"):
+        assert len(train(Waiting(), *make_stripes(200), recipe).epochs) == 2
+
+
+@needs_cuda
+def test_a_model_that_was_moved_meanwhile_goes_on_learning() -> None:
+    net = make_net("plain", "cuda")
+    recipe = Recipe("plain", epochs=6, batch_size=32, padding=0, **SGD)  # type: ignore[arg-type]
+
+    def move(_: Epoch) -> None:
+        net.cpu().cuda()
+
+    history = train(net, *make_stripes(200), recipe, progress=move)
+    assert history.epochs[-1].loss < 0.9 * history.epochs[0].loss
+    assert evaluate(net, *make_stripes(96, seed=1)) > 0.5
+
+
+def test_slots_come_back_in_the_layout_of_their_parameters(tmp_path: Path) -> None:
+    net = make_net("plain", "cpu").to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    recipe = Recipe("plain", epochs=2, batch_size=32, padding=0, channels_last=True, **SGD)  # type: ignore[arg-type]
+    first = Training(net, make_optimizer(net, recipe), recipe, "data")
+    for parameter in net.parameters():
+        parameter.grad = torch.randn_like(parameter)
+    first.optimizer.step()
+    first.save(tmp_path / "state", [])
+    second = Training(net, make_optimizer(net, recipe), recipe, "data")
+    second.resume(tmp_path / "state")
+    for parameter, slots in second.optimizer.state.items():
+        assert slots["momentum_buffer"].stride() == parameter.stride()
+        assert torch.equal(slots["momentum_buffer"], first.optimizer.state[parameter]["momentum_buffer"])

@@ -150,7 +150,10 @@ class Adapter(nn.Module):
         return upcast(self.model(x))
 
     def plan(self, x: Tensor) -> Plan:
-        """Draw and decide on the host what the step on a batch needs; it finds that in ``self.agenda``."""
+        """Draw and decide on the host what the step on a batch needs; it finds that in ``self.agenda``.
+
+        What it changes stays changed, even if the step finds its batch to be not finite.
+        """
         return Plan()
 
     def adapt(self, x: Tensor) -> Tensor:
@@ -225,6 +228,7 @@ class Adapter(nn.Module):
         self.kept.fill_(1.0)
         for part in self._adapters():
             part._seen_batch = False
+            part._steps.retry()
 
     def release(self) -> None:
         """Give back the memory of recorded steps; they are recorded again when they are needed."""

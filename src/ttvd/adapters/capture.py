@@ -7,10 +7,9 @@ its kernels; recorded as a graph for a shape of batches, all of them are launche
 from __future__ import annotations
 
 import contextlib
-import gc
 import warnings
 from collections import OrderedDict
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,15 +17,16 @@ from torch import Tensor
 
 from ttvd.adapters.agenda import Plan, send
 from ttvd.adapters.speed import eager_networks
-from ttvd.adapters.traits import Traits, has_hooks
+from ttvd.models.graphs import capturing, refusing_to_wait
+from ttvd.models.traits import Traits, has_hooks
 
 if TYPE_CHECKING:
     from ttvd.adapters.base import Adapter
 
 Key = tuple[torch.Size, torch.dtype, Hashable]
 
-SHAPES = 4
-"""How many shapes of batches (and ways of a step) are remembered; the one that was not seen for longest goes."""
+SHAPES, WAYS = 4, 16
+"""How many shapes of batches are remembered, and ways of a step of each; what was not seen for longest goes."""
 _WARM_UPS = 2  # libraries and compilers choose their kernels in the first, the second is watched
 
 
@@ -34,7 +34,7 @@ class Steps:
     """Runs the steps of an adapter: the first one of each shape as it is written, later ones as CUDA graphs.
 
     So a short last batch never costs a recording. A graph is dropped when anything that the step depends on has
-    changed (:class:`~ttvd.adapters.traits.Traits`), and is not copied or saved with the adapter. A step that cannot
+    changed (:class:`~ttvd.models.traits.Traits`), and is not copied or saved with the adapter. A step that cannot
     be recorded runs as it is written, after one warning that says why.
 
     Attributes:
@@ -43,7 +43,13 @@ class Steps:
 
     def __init__(self) -> None:
         self.obstacle: str | None = None
+        self._short = False
         self.forget()
+
+    def retry(self) -> None:
+        """Try again to record what could not be recorded for lack of memory alone."""
+        if self._short:
+            self.obstacle, self._short = None, False
 
     def forget(self) -> None:
         """Drop all graphs."""
@@ -81,8 +87,11 @@ class Steps:
     def _remember(self, key: Key, recording: Recording | None) -> None:
         self._shapes[key] = recording
         self._shapes.move_to_end(key)
-        if len(self._shapes) > SHAPES:
-            self._shapes.popitem(last=False)
+        alike = [other for other in self._shapes if other[:2] == key[:2]]
+        kinds = list(dict.fromkeys(other[:2] for other in reversed(self._shapes)))
+        for other in list(self._shapes):
+            if other in alike[:-WAYS] or other[:2] in kinds[SHAPES:]:
+                del self._shapes[other]
 
     def _record(self, adapter: Adapter, x: Tensor, plan: Plan) -> Recording | None:
         self.obstacle = find_obstacle(adapter, x.device)
@@ -92,6 +101,7 @@ class Steps:
                 return Recording(adapter, x, plan)
             except RuntimeError as error:
                 self.obstacle = str(error).splitlines()[0]
+                self._short = isinstance(error, torch.OutOfMemoryError)
                 adapter.restore(before)
         warnings.warn(
             f"{type(adapter).__name__} runs its steps one kernel at a time, not as CUDA graphs: {self.obstacle}. "
@@ -128,7 +138,7 @@ class Recording:
         self._warm_up(adapter, stream)
         # Copies of weights that autocast keeps would be read where they lie now, by every replay.
         torch.clear_autocast_cache()
-        with _capturing(self._graph, stream):
+        with capturing(self._graph, stream):
             self._out = self._take(adapter)
         torch.clear_autocast_cache()
 
@@ -152,7 +162,7 @@ class Recording:
         try:
             with torch.cuda.stream(stream):
                 for step in range(_WARM_UPS):
-                    with _refusing_to_wait() if step == _WARM_UPS - 1 else contextlib.nullcontext():
+                    with refusing_to_wait() if step == _WARM_UPS - 1 else contextlib.nullcontext():
                         self._take(adapter)
         finally:
             torch.cuda.current_stream(self._x.device).wait_stream(stream)
@@ -185,42 +195,3 @@ def find_obstacle(adapter: Adapter, device: torch.device) -> str | None:
     if has_hooks(adapter):
         return "hooks are registered on its modules, and a graph would not run them"
     return None
-
-
-@contextlib.contextmanager
-def _capturing(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream) -> Iterator[None]:
-    """Record what is launched inside, into memory of the graph's own.
-
-    As ``torch.cuda.graph`` does, which however gives all unused memory back to the system each time, and that takes
-    longer than the recording. Here it does so only where the graph might find no room otherwise: it needs no more
-    than the steps before it, which are a part of what is reserved.
-    """
-    torch.cuda.synchronize(stream.device)
-    free, _ = torch.cuda.mem_get_info(stream.device)
-    if free < torch.cuda.memory_reserved(stream.device):
-        torch.cuda.empty_cache()
-    collecting = gc.isenabled()
-    gc.disable()  # other graphs must not be taken down in the middle of this one
-    try:
-        with torch.cuda.stream(stream):
-            graph.capture_begin(capture_error_mode="thread_local")
-            try:
-                yield
-            finally:
-                graph.capture_end()
-    finally:
-        if collecting:
-            gc.enable()
-
-
-@contextlib.contextmanager
-def _refusing_to_wait() -> Iterator[None]:
-    """Let what would wait for the device raise instead: a recording that it breaks off cannot be mended."""
-    mode = torch.cuda.get_sync_debug_mode()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that the mode does not find everything
-        torch.cuda.set_sync_debug_mode("error")
-    try:
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode(mode)

@@ -145,9 +145,14 @@ class NOTE(MemoryAdapter):
             kept += entered * ((stop - start) / len(x))
             if held:
                 with _following(self.model):
-                    self.take_step(self.memory.images[:held])
+                    self.take_step(self.memory.images[self._choose(held)])
         self.kept.copy_(kept)
         return torch.cat(outputs)
+
+    def _choose(self, count: int) -> Tensor:
+        """Places to learn from: the first ones; some twice if there are fewer images, as after a batch of no use."""
+        places = torch.arange(count, device=self.memory.labels.device)
+        return places % (self.memory.labels >= 0).sum().clamp_min(1)
 
     def loss(self, x: Tensor) -> Step:
         """Entropy of the images in the memory, averaged over samples and classes."""

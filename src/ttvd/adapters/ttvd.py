@@ -190,7 +190,8 @@ class TTVD(GradientAdapter):
         if self.gamma == 1.0 and self.shift is None and is_precise(self.model.linear, z.device.type):
             # By the Lemma the logit is minus the power distance, and costs nothing more.
             cells = logits[:views].unflatten(2, (-1, self.head_views))
-            return cells.diagonal(dim1=0, dim2=3).sum(-1)
+            found: Tensor = cells.diagonal(dim1=0, dim2=3).sum(-1)
+            return found
         return view_scores(z[:views], self.power, self.gamma, self.shift)
 
     @torch.no_grad()

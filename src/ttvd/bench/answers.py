@@ -27,15 +27,18 @@ class Clock:
         self._events = (
             [torch.cuda.Event(enable_timing=True) for _ in range(2)] if device.type == "cuda" else []
         )
-        for event in self._events[:1]:
-            event.record()
+        self._device = device
+        self._record(0)
         self._start = time.perf_counter()
 
     def stop(self) -> None:
         """The time ends here."""
         self._stop = time.perf_counter()
-        for event in self._events[1:]:
-            event.record()
+        self._record(1)
+
+    def _record(self, number: int) -> None:
+        if self._events:  # on the stream of the device, which need not be the current one
+            self._events[number].record(torch.cuda.current_stream(self._device))
 
     def seconds(self) -> float:
         """The time; waits for the device to come to its end."""
@@ -76,7 +79,7 @@ class Chunk:
         self._table = table.to("cpu", non_blocking=True)
         self._copied = torch.cuda.Event() if table.is_cuda else None
         if self._copied is not None:
-            self._copied.record()
+            self._copied.record(torch.cuda.current_stream(table.device))
 
     def scores(self) -> list[Score]:
         """One for each answer; waits for the copy."""

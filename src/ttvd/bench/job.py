@@ -16,13 +16,14 @@ from ttvd.adapters.fit import fit_to_method
 from ttvd.bench.memory import watch_memory
 from ttvd.bench.run import Row, run
 from ttvd.bench.spec import Domain, Facts, Run, Spec
-from ttvd.bench.supply import INGREDIENTS, Supply, check_method, check_origin
+from ttvd.bench.supply import Supply, check_method, check_origin
 from ttvd.data import streams
 from ttvd.data.prefetch import prefetch
 from ttvd.data.sets import ImageFolder
 from ttvd.data.streams import Order
 from ttvd.models.norms import Statistics
 
+_AHEAD = 4  # batches that are decoded ahead
 ORDERS: dict[str, Callable[..., Order]] = {
     function.__name__: function
     for function in (
@@ -70,14 +71,14 @@ def execute(spec: Spec, supply: Supply, progress: Callable[[int, int], None] | N
                 episodic=spec.episodic,
                 restrict=None if restriction is None else restriction.restrict,
             )
-        taken = lent.correct_peak(spec.batch_size, peak.bytes)
+        taken = lent.correct_peak(min(spec.batch_size, len(order)), peak.bytes)
     return Run(spec, record, _state_facts(spec, supply, order, started, taken))
 
 
 def identify_adapter(spec: Spec) -> tuple[Hashable, ...]:
     """All that decides what :func:`build_adapter` makes; runs for which it is the same can share an adapter."""
-    data = spec.data if find_method(spec.method).needs & INGREDIENTS else None
-    model = spec.checkpoint, spec.weights, data, spec.sites, spec.views, spec.precision
+    # The set decides on ingredients, and on the size of images, which a memory settles on.
+    model = spec.checkpoint, spec.weights, spec.data, spec.sites, spec.views, spec.precision
     method = spec.method, spec.revision, json.dumps(dict(spec.parameters), sort_keys=True)
     # The last two decide nothing but how much memory the steps of a run take.
     return *model, *method, spec.selection, spec.episodic
@@ -164,7 +165,9 @@ def _load(
     rows = [supply.rows(spec)[index] for _, index in asked]
     # On a processor, threads that decode would slow down the steps that are timed.
     workers = 0 if supply.device.type == "cpu" else None
-    with closing(prefetch(zip(folders, rows, strict=True), supply.device, workers=workers)) as pictures:
+    ahead = _AHEAD * (len(spec.domains) if spec.join == "mixed" else 1)  # a batch may be in as many pieces
+    requests = zip(folders, rows, strict=True)
+    with closing(prefetch(requests, supply.device, workers=workers, ahead=ahead)) as pictures:
         for (domain, _), places, images in zip(asked, rows, pictures, strict=True):
             yield supply.apply(spec, domain, images, places)
 

@@ -28,6 +28,8 @@ class Lent:
 
         Recorded steps keep their memory between runs, so that only the run that records them shows how much it is.
         """
+        if not self.adapter.kept.is_cuda:
+            return measured
         if measured is not None:
             self._peaks[batch_size] = max(measured, self._peaks.get(batch_size, 0))
         return self._peaks.get(batch_size)

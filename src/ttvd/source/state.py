@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -97,3 +98,8 @@ class Training:
             raise ValueError(f"{path} was made with another model: {error}") from error
         groups = self.optimizer.state_dict()["param_groups"]
         self.optimizer.load_state_dict({"state": slots, "param_groups": groups})
+        for parameter, found in self.optimizer.state.items():
+            for name, slot in found.items():
+                if isinstance(slot, Tensor) and slot.shape == parameter.shape:
+                    # Files know nothing of layouts, and kernels that fuse want the one of the parameter.
+                    found[name] = torch.empty_like(parameter, dtype=slot.dtype).copy_(slot)

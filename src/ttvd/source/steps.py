@@ -1,8 +1,12 @@
 """The steps of training: as they are written, or on a GPU as one CUDA graph that is played once a step."""
 
+import warnings
+
 import torch
 from torch import Tensor, nn
 
+from ttvd.models.graphs import capturing, refusing_to_wait
+from ttvd.models.traits import Traits, has_hooks
 from ttvd.source.augment import crop_and_flip
 from ttvd.source.distributed import Group
 from ttvd.source.images import to_unit
@@ -29,7 +33,7 @@ def make_optimizer(model: nn.Module, recipe: Recipe, recorded: bool = False) -> 
 
 
 def can_record(device: torch.device, group: Group) -> bool:
-    """Whether steps are recorded: on a GPU, in one process."""
+    """Whether steps may be recorded: on a GPU, in one process."""
     return device.type == "cuda" and group.world == 1
 
 
@@ -37,24 +41,27 @@ class Steps:
     """Takes the steps of an epoch.
 
     Args:
-        training: What is trained; its optimizer is one for a graph where :func:`can_record` says so.
+        training: What is trained; its optimizer is one for a graph if ``record``.
         data: All images and labels, on the device.
         group: The processes that share a batch.
         compile: Let ``torch.compile`` make kernels of the forward and backward pass.
+        record: Record a step where that can be done.
 
     Attributes:
         device: Where the steps are taken.
         images: How many there are.
     """
 
-    def __init__(self, training: Training, data: tuple[Tensor, Tensor], group: Group, compile: bool) -> None:
+    def __init__(
+        self, training: Training, data: tuple[Tensor, Tensor], group: Group, compile: bool, record: bool
+    ) -> None:
         self._training, self._group = training, group
         self._images, self._labels = data
         self.device, self.images = self._images.device, len(self._images)
         loss = LOSSES[training.recipe.objective]
         self._loss = torch.compile(loss, dynamic=False) if compile else loss
         self._parameters = [p for p in training.model.parameters() if p.requires_grad]
-        self._recorder = _Recorder(self) if can_record(self.device, group) else None
+        self._recorder = _Recorder(self, training.model) if record else None
 
     def run(self, order: Tensor, draws: Tensor, rates: list[float]) -> Tensor:
         """Take the steps of an epoch.
@@ -88,6 +95,8 @@ class Steps:
         # for, not accumulated: what accumulates belongs to one CUDA stream and cannot be recorded on another.
         gradients = torch.autograd.grad(loss / self._group.world, self._parameters, allow_unused=True)
         for parameter, gradient in zip(self._parameters, gradients, strict=True):
+            if gradient is not None and gradient.stride() != parameter.stride():
+                gradient = torch.empty_like(parameter).copy_(gradient)  # kernels that fuse want one layout
             parameter.grad = gradient
         self._group.sum_gradients(self._parameters)
         optimizer.step()
@@ -95,43 +104,78 @@ class Steps:
 
 
 class _Recorder:
-    """Plays a recorded step. What changes from step to step lies in tensors that the graph reads by a counter."""
+    """Plays a recorded step. What changes from step to step lies in tensors that the graph reads by a counter.
 
-    def __init__(self, steps: Steps) -> None:
-        self._steps = steps
+    A recording is made anew when the model has changed other than by training. Where none can be made, steps run as
+    they are written, after a warning that says why.
+    """
+
+    def __init__(self, steps: Steps, model: nn.Module) -> None:
+        self._steps, self._model = steps, model
         self._graph: torch.cuda.CUDAGraph | None = None
+        self._obstacle = "hooks are registered on its modules" if has_hooks(model) else None
+        self._traits: Traits | None = None
 
     def run(self, order: Tensor, draws: Tensor, rates: list[float]) -> Tensor:
-        values = torch.tensor(rates, device=order.device)
-        done = 0
+        if self._graph is not None and (self._traits is None or not self._traits.hold()):
+            self._graph = None
+        plan = (order, draws, torch.tensor(rates, device=order.device))
         if self._graph is None:
-            self._plan, self._totals = (order, draws, values), torch.zeros(2, device=order.device)
+            self._plan, self._totals = plan, torch.zeros(2, device=order.device)
             self._at = torch.zeros(1, dtype=torch.int64, device=order.device)
-            done = self._record(len(rates))
+            self._stream = torch.cuda.Stream(order.device)
         else:
-            for own, new in zip(self._plan, (order, draws, values), strict=True):
+            for own, new in zip(self._plan, plan, strict=True):
                 own.copy_(new)
             self._at.zero_()
             self._totals.zero_()
-        for _ in range(done, len(rates)):
-            assert self._graph is not None
-            self._graph.replay()
+        for step in range(len(rates)):
+            self._advance(step)
         return self._totals.clone()
 
-    def _record(self, count: int) -> int:
-        """Take the first steps as they are written, then record one; returns how many were taken."""
-        stream, here = torch.cuda.Stream(self._at.device), torch.cuda.current_stream(self._at.device)
-        stream.wait_stream(here)
-        with torch.cuda.stream(stream):
-            for _ in range(warm := min(_WARM_UPS, count)):
+    def _advance(self, step: int) -> None:
+        """Take the next step: the first ones as they are written, then by the graph."""
+        if self._graph is None and self._obstacle is None and step >= _WARM_UPS:
+            self._record()
+        if self._graph is not None:
+            self._graph.replay()
+            return
+        here = torch.cuda.current_stream(self._at.device)
+        self._stream.wait_stream(here)
+        with torch.cuda.stream(self._stream):
+            if step == _WARM_UPS - 1 and self._obstacle is None:
+                self._rehearse()
+            else:
                 self._take()
-        here.wait_stream(stream)
+        here.wait_stream(self._stream)
+
+    def _rehearse(self) -> None:
+        """A step that must not wait for the device: a recording that this breaks off cannot be mended."""
+        try:
+            with refusing_to_wait():
+                self._take()
+        except RuntimeError as error:
+            self._give_up(error)
+            self._take()
+
+    def _record(self) -> None:
         torch.clear_autocast_cache()
-        if warm < count:
-            self._graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self._graph, stream=stream):
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with capturing(graph, self._stream):
                 self._take()
-        return warm
+        except RuntimeError as error:
+            self._give_up(error)
+            return
+        self._graph, self._traits = graph, Traits(self._model, "cuda")
+
+    def _give_up(self, error: RuntimeError) -> None:
+        self._obstacle = str(error).splitlines()[0]
+        warnings.warn(
+            f"training runs one kernel at a time, not as a CUDA graph: {self._obstacle}. "
+            "capture='never' says that this is meant.",
+            stacklevel=2,
+        )
 
     def _take(self) -> None:
         order, draws, rates = (values.index_select(0, self._at)[0] for values in self._plan)

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
@@ -39,6 +40,7 @@ def train(
     checkpoint: str | os.PathLike[str] | None = None,
     progress: Callable[[Epoch], None] | None = None,
     compile: bool = False,
+    capture: Literal["auto", "never"] = "auto",
 ) -> History:
     """Train a model in place; it is left in evaluation mode.
 
@@ -55,6 +57,8 @@ def train(
         progress: Called after every epoch, in the first process only.
         compile: Let ``torch.compile`` make kernels for forward and backward pass, which takes a minute at the start
             and rounds a little differently. A C++ compiler is needed, and Triton on a GPU.
+        capture: ``"never"`` for a model whose forward pass decides something in Python from step to step (layers that
+            are dropped at random, say): a graph would repeat the decision of the step that was recorded.
 
     Example:
         >>> model = nn.Sequential(nn.Flatten(), nn.Linear(4, 2 * 4))
@@ -74,13 +78,14 @@ def train(
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # missing in torch's stubs
     group = join_group(device)
     group.broadcast(model)
-    optimizer = make_optimizer(model, recipe, recorded=can_record(device, group))
+    record = capture == "auto" and can_record(device, group)
+    optimizer = make_optimizer(model, recipe, record)
     training = Training(model, optimizer, recipe, _describe(images, labels))
     epochs = training.resume(checkpoint) if checkpoint is not None else []
     if len(set(done := group.gather(len(epochs), device))) > 1:
         raise ValueError(f"the processes see different checkpoints, {done} epochs; use a shared folder")
     data = (images.to(device), labels.to(device, torch.int64))
-    steps = Steps(training, data, group, compile)
+    steps = Steps(training, data, group, compile, record)
     for number in range(len(epochs), recipe.epochs):
         epochs.append(_train_epoch(training, steps, number, group))
         if group.rank == 0 and checkpoint is not None:
@@ -131,7 +136,8 @@ def _seeded(device: torch.device, seed: int) -> Iterator[None]:
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         torch.default_generator.manual_seed(seed)
         if device.type == "cuda":
-            torch.cuda.manual_seed(seed)
+            with torch.cuda.device(device):
+                torch.cuda.manual_seed(seed)
         yield
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ttvd.adapters.traits import Traits
+from ttvd.models.traits import Traits
 
 
 class Layer(nn.Linear):
