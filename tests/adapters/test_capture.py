@@ -117,7 +117,7 @@ def test_states_come_and_go_between_replays(name: str) -> None:
     assert_close(middle[1], first[1])
 
 
-@pytest.mark.parametrize("name", ["ttvd", "tent", "eata", "rdumb", "t3a"])
+@pytest.mark.parametrize("name", ["ttvd", "tent", "eata", "rdumb", "t3a", "note", "deyo", "ttt"])
 def test_a_renewed_adapter_plays_what_it_has(name: str) -> None:
     adapter, stream = make_adapter(name), make_stream()[:4]
     first = [adapter(x) for x in stream]

@@ -1,0 +1,44 @@
+"""The checkpoints that come with the package: whole, with sites and temperatures that belong to them, and trained."""
+
+import pytest
+import torch
+
+from ttvd.models.split import split
+from ttvd.models.zoo import available, load
+
+CIFAR = [name for name in available() if "-cifar" in name]
+FRACTIONS = (1.0, 0.1, 0.05, 0.01)
+
+
+def test_the_cifar_models_are_there() -> None:
+    assert {"resnet26-cifar10-sla", "resnet26-cifar100-sla"} <= set(CIFAR)
+
+
+@pytest.mark.parametrize("name", CIFAR)
+def test_a_card_says_what_the_model_is(name: str) -> None:
+    source = load(name)
+    card = source.card
+    assert card is not None
+    classes = 100 if "cifar100" in name else 10
+    assert source.model(torch.rand(2, 3, 32, 32)).shape == (2, classes * card.head_views)
+    assert "45,000 of the 50,000" in card.data
+    assert card.recipe["objective"] == ("plain" if "instance-aware" in name else name.split("-")[-1])
+    assert card.accuracy_one_view is not None
+    assert card.accuracy_one_view > (0.6 if classes == 100 else 0.9)
+
+
+@pytest.mark.parametrize("fraction", FRACTIONS)
+@pytest.mark.parametrize("name", [name for name in CIFAR if name.endswith("sla")])
+def test_class_means_lie_in_the_cells_of_their_classes(name: str, fraction: float) -> None:
+    """By the model's own head: without a picture, this tells that weights and sites belong together."""
+    source = load(name, fraction=fraction)
+    assert source.sites is not None
+    assert source.sites.fraction == fraction
+    parts = split(source.model)
+    source.sites.check(parts)
+    with torch.no_grad():
+        cells = parts.head(source.sites.means.float().flatten(0, 1)).argmax(1)
+    assert (cells == torch.arange(len(cells))).float().mean() > (0.9 if fraction == 0.01 else 0.99)
+    for structure in ("vd", "civd", "pd", "cipd"):
+        for gamma in (1.0, -0.8) if structure.startswith("ci") else (1.0,):
+            assert source.sites.temperature(structure, gamma) > 0
