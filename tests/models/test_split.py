@@ -194,3 +194,35 @@ def test_a_data_parallel_wrapper_is_taken_off() -> None:
     x = torch.rand(6, 1, 2, 2).to(next(net.parameters()).device)
     for name in ("source", "tent", "t3a"):
         assert torch.equal(ttvd.create(name, wrapped)(x), ttvd.create(name, net)(x))
+
+
+def test_a_head_with_two_names_is_replaced_under_both() -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = nn.Linear(4, 3)
+            self.alias = self.first
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.alias(x.flatten(1))  # type: ignore[no-any-return]
+
+    wide = split(Twice()).augmented(4)
+    assert wide(torch.rand(2, 1, 2, 2)).shape == (2, 12)
+    assert wide.features(torch.rand(2, 1, 2, 2)).shape == (2, 4)
+
+
+def test_logits_of_a_half_precision_head_are_computed_in_full() -> None:
+    class Half(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(64, 5)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            with torch.autocast("cpu", torch.bfloat16):
+                return self.fc(x.flatten(1))  # type: ignore[no-any-return]
+
+    net, x = Half(), torch.rand(8, 1, 8, 8)
+    z, logits = split(net).features_and_logits(x)
+    assert net(x).dtype == torch.bfloat16
+    assert torch.allclose(logits, net.fc(x.flatten(1)), atol=1e-5)
+    assert torch.equal(z, x.flatten(1))

@@ -103,6 +103,11 @@ class CoTTA(GradientAdapter):
         self.alpha, self.restore_share = alpha, restore
         self.dice = Dice(seed)
         policy = statistics or Statistics.batch()
+        if policy.follows:
+            raise ValueError(
+                "cotta has three networks and one stream: statistics that follow it are not defined for the teacher; "
+                "use batch, source, prior:P or count:N"
+            )
         owned = select_parameters(model, "all")
         self.teacher = apply_statistics(shared_copy(model, owned), policy).eval()
         self.source = apply_statistics(shared_copy(model, set()), policy).eval()

@@ -10,7 +10,7 @@ from ttvd.adapters.base import Adapter, Timing
 from ttvd.adapters.flat import all_finite
 from ttvd.adapters.objectives import differentiate
 from ttvd.adapters.optim import build_optimizer
-from ttvd.models.norms import Statistics, Which, following_stream, freeze_layers
+from ttvd.models.norms import Statistics, Which, following_stream, freeze_layers, settled_stream
 
 
 class Step(NamedTuple):
@@ -97,9 +97,10 @@ class GradientAdapter(Adapter):
         """Take the gradient steps; running statistics learn from the batch once."""
         with following_stream(self.model):
             step = self.take_step(x)
-        for _ in range(self.steps - 1):
-            step = self.take_step(x)
-        if self.prediction == "before":
-            return step.out
-        with torch.no_grad():
-            return self.output(x)
+        with settled_stream(self.model):
+            for _ in range(self.steps - 1):
+                step = self.take_step(x)
+            if self.prediction == "before":
+                return step.out
+            with torch.no_grad():
+                return self.output(x)

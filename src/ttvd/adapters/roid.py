@@ -11,7 +11,7 @@ from ttvd.adapters.gradient import GradientAdapter, Step
 from ttvd.adapters.objectives import entropy
 from ttvd.adapters.registry import register
 from ttvd.geometry.precision import upcast
-from ttvd.models.norms import Statistics, apply_statistics
+from ttvd.models.norms import Statistics, apply_statistics, following_stream
 from ttvd.models.split import count_classes, shared_copy
 
 
@@ -113,7 +113,9 @@ class ROID(GradientAdapter):
         self.mean.lerp_(logits.detach().softmax(1).mean(0).to(self.mean.dtype), 1.0 - self.beta)
         with self.dice.roll() as generator:
             changed = augment(x, generator, padding="reflection", degrade=False)
-        each = likelihood_ratio(logits) + symmetric_cross_entropy(upcast(self.model(changed)), logits)
+        with following_stream(self.model, False):  # averages learn from the images, not from changed ones
+            others = upcast(self.model(changed))
+        each = likelihood_ratio(logits) + symmetric_cross_entropy(others, logits)
         loss = (weights * each).sum() / (self.batch_size or len(x))
         return Step(correct_prior(logits), loss, (weights > 0).to(self.kept.dtype).mean())
 

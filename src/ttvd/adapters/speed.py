@@ -34,11 +34,6 @@ class PreciseLinear(nn.Linear):
             return F.linear(input.to(self.weight.dtype), self.weight, self.bias)
 
 
-def is_precise(layer: nn.Linear, device_type: str) -> bool:
-    """Whether a layer computes in the type of its weights, autocast or not."""
-    return isinstance(layer, PreciseLinear) or not torch.is_autocast_enabled(device_type)
-
-
 def prepare_network(network: nn.Module, dtype: torch.dtype | None, channels_last: bool, exact: bool) -> None:
     """Make the weights of a network fit for a type and a layout, in place; the parameters get new storage.
 

@@ -11,7 +11,6 @@ from ttvd.adapters.base import Timing
 from ttvd.adapters.gradient import GradientAdapter, Step
 from ttvd.adapters.objectives import entropy, imbalance, mean_over, miss_rotation, soft_ratio
 from ttvd.adapters.registry import register
-from ttvd.adapters.speed import is_precise
 from ttvd.adapters.ttvd_options import check_answer, check_choice, check_full_step, check_terms
 from ttvd.geometry import Diagram, agreement, distances, kept_fraction, view_scores
 from ttvd.geometry.prior import shift_weights
@@ -187,7 +186,7 @@ class TTVD(GradientAdapter):
         if structure in ("vd", "civd"):
             return view_scores(z, self.voronoi, self.gamma)
         views = self.power.views
-        if self.gamma == 1.0 and self.shift is None and is_precise(self.model.linear, z.device.type):
+        if self.gamma == 1.0 and self.shift is None:
             # By the Lemma the logit is minus the power distance, and costs nothing more.
             cells = logits[:views].unflatten(2, (-1, self.head_views))
             found: Tensor = cells.diagonal(dim1=0, dim2=3).sum(-1)

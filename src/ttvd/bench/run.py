@@ -1,6 +1,7 @@
 """The one loop: every number in every table comes from here. Only this loop and the metrics see labels."""
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,6 +12,7 @@ from torch import Tensor
 from ttvd.adapters.base import Adapter
 from ttvd.bench.answers import Answer, Clock, Score, Scores
 from ttvd.metrics import RunningMetrics
+from ttvd.models.norms import follows_stream, settled_stream
 
 
 @dataclass(frozen=True)
@@ -140,11 +142,15 @@ def choose_step(
     """
     best: tuple[int, float] | None = None
     chosen, state, kept = torch.empty(0), adapter.snapshot(), adapter.kept.clone()
-    for _ in range(steps):
-        adapter(x)
-        logits = adapter.predict(x) if restrict is None else restrict(adapter.predict(x))
-        loss = F.cross_entropy(logits.double(), labels.to(logits.device))
-        score = int((logits.argmax(1) == labels.to(logits.device)).sum()), -float(loss)
+    truth, follows = labels.to(x.device), follows_stream(adapter)
+    for step in range(steps):
+        # The batch counts once for averages that follow the stream, however many steps are tried on it.
+        with settled_stream(adapter) if step and follows else nullcontext():
+            adapter(x)
+        with settled_stream(adapter) if follows else nullcontext():
+            logits = adapter.predict(x) if restrict is None else restrict(adapter.predict(x))
+        loss = F.cross_entropy(logits.double(), truth)
+        score = int((logits.argmax(1) == truth).sum()), -float(loss)
         if best is None or score > best:
             best, chosen, state, kept = score, logits, adapter.snapshot(), adapter.kept.clone()
     adapter.restore(state)

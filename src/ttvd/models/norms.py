@@ -58,16 +58,35 @@ def _without_normalisation(layer: _BatchNorm) -> _BatchNorm:
 
 
 @contextmanager
-def following_stream(model: nn.Module) -> Iterator[None]:
-    """Let running averages learn from what is forwarded inside."""
+def following_stream(model: nn.Module, follow: bool = True) -> Iterator[None]:
+    """Let running averages learn from what is forwarded inside, or inside of that again not."""
+    with _flag_norms(model, "following", follow):
+        yield
+
+
+@contextmanager
+def settled_stream(model: nn.Module) -> Iterator[None]:
+    """Say that the averages have learnt from the batch that is forwarded inside: it must not count twice."""
+    with _flag_norms(model, "settled", True):
+        yield
+
+
+@contextmanager
+def _flag_norms(model: nn.Module, flag: str, value: bool) -> Iterator[None]:
     norms = [layer for layer in model.modules() if isinstance(layer, StreamNorm)]
+    before = [getattr(layer, flag) for layer in norms]
     for layer in norms:
-        layer.following = True
+        setattr(layer, flag, value)
     try:
         yield
     finally:
-        for layer in norms:
-            layer.following = False
+        for layer, old in zip(norms, before, strict=True):
+            setattr(layer, flag, old)
+
+
+def follows_stream(model: nn.Module) -> bool:
+    """Whether a norm has averages that follow the stream."""
+    return any(isinstance(layer, StreamNorm) and layer.statistics.follows for layer in model.modules())
 
 
 def running_buffers(model: nn.Module) -> set[str]:

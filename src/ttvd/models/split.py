@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ttvd.geometry.precision import upcast
@@ -58,7 +59,12 @@ class SplitModel(nn.Module):
             hook.remove()
         if not self._verified:
             self._verify(seen, logits)
-        return upcast(seen[-1]), upcast(logits)
+        z = upcast(seen[-1])
+        if logits.dtype.itemsize < 4:  # what a head computes in half precision is worth a product in full
+            weight, bias = self.linear.weight, self.linear.bias
+            with torch.autocast(z.device.type, enabled=False):
+                logits = F.linear(z, upcast(weight), None if bias is None else upcast(bias))
+        return z, upcast(logits)
 
     def features(self, x: Tensor) -> Tensor:
         """What enters the head, (b, d)."""
@@ -109,7 +115,10 @@ class SplitModel(nn.Module):
             new.bias = nn.Parameter(old.bias.detach()[rows.to(old.bias.device)].clone())
         if not self.head_name:
             return SplitModel(nn.Sequential(new), "0")
-        self.model.set_submodule(self.head_name, new)
+        names = [name for name, m in self.model.named_modules(remove_duplicate=False) if m is old]
+        for name in names:  # a layer may be registered more than once
+            self.model.set_submodule(name, new)
+        self._verified = False
         return self
 
     @torch.no_grad()
@@ -120,10 +129,12 @@ class SplitModel(nn.Module):
         if not seen:
             raise ValueError(f"layer {self.head_name!r} was not used in the forward pass. {_HINT}")
         z = seen[-1]
-        if z.ndim != 2 or not torch.equal(self.head(z).isfinite(), logits.isfinite()):
+        again = self.head(z.to(self.linear.weight.dtype)) if z.ndim == 2 else z
+        if z.ndim != 2 or not torch.equal(again.isfinite(), logits.isfinite()):
             raise ValueError(f"layer {self.head_name!r} does not map features (b, d) to the logits. {_HINT}")
-        gap = (self.head(z).float() - logits.float()).nan_to_num().abs().max().item()
-        if gap > 1e-3 * (1.0 + logits.float().nan_to_num().abs().max().item()):
+        gap = (again.float() - logits.float()).nan_to_num().abs().max().item()
+        rounding = max(1e-3, 4 * torch.finfo(logits.dtype).eps)
+        if gap > rounding * (1.0 + logits.float().nan_to_num().abs().max().item()):
             raise ValueError(
                 f"head(features(x)) differs from model(x) by {gap:.3g}: layer {self.head_name!r} is not the last "
                 f"one. {_HINT}"

@@ -36,9 +36,10 @@ class Statistics:
             average <- (1 - momentum) * average + momentum * batch, starting at the source; ``prior`` is not used.
         memory: If given, the statistics are tracked: an average that follows the stream by evidence. It starts at
             the source, worth ``count`` samples; a batch of b enters with the weight b / (b + n), where n is what the
-            average is worth, ``count`` and all samples since, but never more than ``memory``. Until that many it is
-            the plain average of all samples, then one that forgets. Views count here too: a method that forwards
-            four views of an image wants four times the numbers.
+            average is worth, ``count`` and all samples since, but never more than ``memory``. Until that many all
+            samples count alike, then the older ones less and less. Averaged are the means and the variances of
+            batches; by how much the means of batches differ is not added to the variance. Views count here too: a
+            method that forwards four views of an image wants four times the numbers.
         renorm: Values as these statistics say, but the gradient of batch norm on the batch (batch renormalisation,
             Ioffe 2017). A loss cannot be lowered by moving or scaling a feature of all samples under batch norm; it
             can with any share of other statistics, and on small batches losses do so until they collapse.
@@ -143,7 +144,7 @@ class StreamNorm(_BatchNorm):
         self.affine, self.track_running_stats = layer.affine, layer.track_running_stats
         self.weight, self.bias = layer.weight, layer.bias
         self.statistics = statistics
-        self.following = False
+        self.following = self.settled = False
         for name in ("running_mean", "running_var", "num_batches_tracked"):
             self.register_buffer(name, getattr(layer, name))
         if statistics.memory is not None and layer.running_mean is not None:
@@ -156,7 +157,10 @@ class StreamNorm(_BatchNorm):
             raise ValueError(f"batch norm expects (b, c, ...), got a tensor of shape {tuple(input.shape)}")
 
     def forward(self, input: Tensor) -> Tensor:
-        """Normalise; updates the running average only inside :func:`following_stream`."""
+        """Normalise; the running average learns inside :func:`following_stream`, once from a batch.
+
+        Inside :func:`settled_stream` it is used as it is, for it has the batch already.
+        """
         self._check_input_dim(input)
         if self.running_mean is None or self.running_var is None:
             return _normalise_by_batch(input, self.weight, self.bias, self.eps)
@@ -176,7 +180,7 @@ class StreamNorm(_BatchNorm):
         share = self._share_of_batch(len(x), dtype)
         mean = torch.lerp(running_mean.to(dtype), batch_mean, share)
         var = torch.lerp(running_var.to(dtype), batch_var, share)
-        if self.following and self.statistics.follows:
+        if self.following and self.statistics.follows and not self.settled:
             self._follow(mean, var, len(x))
         weight, bias = (None if part is None else part.to(dtype) for part in (self.weight, self.bias))
         if not torch.is_grad_enabled():
@@ -191,6 +195,8 @@ class StreamNorm(_BatchNorm):
         return F.batch_norm(x, None, None, scale, shift, training=True, eps=self.eps)
 
     def _share_of_batch(self, rows: int, dtype: torch.dtype) -> Tensor | float:
+        if self.settled and self.statistics.follows:
+            return 0.0
         if self.statistics.memory is None or self.statistics.count is None:
             return 1.0 - self.statistics.source_share(rows)
         worth = (self.rows_followed.to(dtype) + self.statistics.count).clamp_max(self.statistics.memory)
