@@ -198,6 +198,7 @@ def test_an_empty_store_and_an_empty_export(tmp_path: Path) -> None:
         (["--status", "ended"], "no run has the status 'ended'; there are: done, failed, missing, running"),
         (["zz"], "has a key that begins with 'zz'"),
         (["--batches"], "--batches goes with --export FILE"),
+        (["--replace"], "--replace goes with --pack FOLDER"),
         (["--export", "runs.txt"], "exports go to a .csv or .parquet file, got runs.txt"),
     ],
 )
@@ -214,6 +215,7 @@ def test_packed_runs_are_listed_and_exported_like_a_store(store: Path, tmp_path:
     assert f"{DONE[0].spec.key} line [b]tent tent fog 5 0 25.00 25.00 12.2 done" in lines
     assert lines[-1] == "1 done, 1 failed, 2 missing"
     assert invoke(rows, DONE[0].spec.key[:8]).startswith(f"run {DONE[0].spec.key}: done")
+    assert "1970" not in invoke(rows, FAILED.key)
     invoke(rows, "--export", tmp_path / "runs.csv")
     with pytest.raises(ValueError, match="--batches needs the store"):
         RUNNER.invoke(
@@ -233,6 +235,15 @@ def test_all_recipes_are_packed_and_come_back(store: Path, tmp_path: Path) -> No
         assert opened.recipes() == {"smoke": ""}
         assert opened.members("smoke") == before.members("smoke")
         assert opened.load(opened.done())[DONE[0].spec.key].totals == DONE[0].totals
+
+
+def test_packing_adds_and_replaces(store: Path, tmp_path: Path) -> None:
+    arguments = (store, "--recipe", "other", "--pack", tmp_path / "rows")
+    invoke(*arguments)
+    with Store(store) as opened:
+        opened.enroll("other", "", [Member("other", "Tent", "test", MISSING)])
+    assert "1 of 2 runs in" in invoke(*arguments)
+    assert "0 of 1 runs in" in invoke(*arguments, "--replace")
 
 
 @pytest.mark.parametrize(
@@ -285,7 +296,4 @@ def test_runs_that_differ_in_their_settings_are_told_apart(tmp_path: Path) -> No
 
 
 def test_filters_that_leave_nothing_say_so(store: Path) -> None:
-    assert (
-        "no runs that fit; 2 of the store are done"
-        in RUNNER.invoke(app, ["runs", str(store), "--seed", "9"]).output
-    )
+    assert "no runs that fit; 2 of the store are done" in invoke(store, "--seed", "9")

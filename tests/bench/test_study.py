@@ -124,3 +124,34 @@ def test_reference_and_conditions(store: Store, members: list[Member]) -> None:
     assert dataclasses.replace(found, recipe=recipe).reference() == "bn"
     assert Column("fog 5", (("batch_size", 8),)).label == "fog 5, batch size 8"
     assert Column("").label == "all"
+
+
+def test_a_rule_that_judges_nothing_chooses_nothing(tmp_path: Path, members: list[Member]) -> None:
+    store = Store(tmp_path / "runs.sqlite")
+    tests = [member for member in members if member.role == "test"]
+    store.enroll("r", TEXT, tests)
+    fill(store, tests)
+    found = study(store, "r")
+    lines = {line.rule: line for line in found.lines if line.label == "tent"}
+    assert lines["grid-best"].parameters == {"lr": 0.2}
+    line = lines["validation"]
+    assert (line.parameters, line.runs, line.tried) == ({}, {}, 3)
+    assert line.mean("error", found.columns) is None
+
+
+def test_no_setting_passes_for_the_best_while_none_is_complete(store: Store, members: list[Member]) -> None:
+    gone = [m for m in members if m.varies and m.role == "test" and m.spec.seed == 1]
+    fill(store, [member for member in members if member not in gone])
+    lines = {line.rule: line for line in study(store, "r").lines if line.label == "tent"}
+    assert (lines["grid-best"].parameters, lines["grid-best"].runs) == ({}, {})
+    assert lines["grid-best"].pending == len(gone)
+    assert lines["validation"].parameters == {"lr": 0.3}  # its own runs are there
+
+
+def test_a_rule_without_any_runs_gives_an_empty_line(store: Store, members: list[Member]) -> None:
+    store.enroll("r", TEXT, [member for member in members if member.label == "bn"])
+    assert [(line.label, line.tried, line.runs) for line in study(store, "r").lines] == [
+        ("bn", 1, {}),
+        ("tent", 0, {}),
+        ("tent", 0, {}),
+    ]

@@ -1,12 +1,16 @@
 """What changed between two stores."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import cast
 
 import pytest
 
 from tests.report.fakes import BASIC, FakeStore, fake_run
+from ttvd.bench.run import Record, Row
+from ttvd.bench.spec import Domain, Run
 from ttvd.bench.store import Store
+from ttvd.bench.store.pack import Pack, unpack, write_pack
 from ttvd.report.diff import compare_runs, have_same_rows, make_diff_page
 from ttvd.report.document import find_tables, render_document
 from ttvd.report.page import Table
@@ -114,3 +118,60 @@ def test_another_fixed_parameter_is_told() -> None:
     row = next(row for row in compare(now, before)["basic-lines"].rows if row[0].text == "mine")
     assert row[1].note == "lr 0.5"
     assert row[2].text == "lr 0.25"
+
+
+def test_a_store_that_was_packed_and_unpacked_is_the_same(tmp_path: Path) -> None:
+    fake = make_store()
+    packed = Pack(write_pack(cast(Store, fake), "basic", tmp_path)[0])
+    with Store(tmp_path / "new.db") as store:
+        unpack(packed, store)
+        for one, other in ((store, fake), (fake, store), (packed, fake), (packed, store), (store, store)):
+            found = compare_runs(cast(Store, one), cast(Store, other))
+            assert (found.equal, len(found.changed)) == (len(fake.runs), 0)
+        key, run = next((key, run) for key, run in fake.runs.items() if run.spec.method == "tent")
+        fake.runs[key] = fake_run(run.spec, 4, shift=0.3)
+        for reader in (store, packed):
+            found = compare_runs(cast(Store, fake), reader)
+            assert [now.spec.key for now, _ in found.changed] == [key]
+
+
+def collapse(run: Run) -> Run:
+    """As it comes out of a store that it was unpacked into: one row for each domain."""
+    rows = []
+    for number in range(len(run.spec.domains)):
+        mine = [row for row in run.record.rows if row.domain == number]
+        state = {name: sum_up([row.metrics[name] for row in mine]) for name in mine[0].metrics}
+        n = sum(cast(int, row.metrics["n"]) for row in mine)
+        kept = sum(cast(int, row.metrics["n"]) * row.kept for row in mine) / n
+        rows.append(Row(state, kept, 1.0, number))
+    return replace(run, record=Record(tuple(rows)))
+
+
+def sum_up(values: list[float | list[float]]) -> float | list[float]:
+    if isinstance(values[0], list):
+        return [sum(column) for column in zip(*cast(list[list[float]], values), strict=True)]
+    return sum(cast(list[float], values))
+
+
+def test_sums_of_domains_are_compared_one_by_one() -> None:
+    first = next(iter(make_store().runs.values()))
+    spec = replace(first.spec, domains=(Domain("fog"), Domain("snow")))
+    rows = [
+        replace(row, domain=number % 2) for number, row in enumerate(fake_run(first.spec, 40).record.rows)
+    ]
+    run = replace(first, spec=spec, record=Record(tuple(rows)))
+    assert have_same_rows(run, collapse(run))
+    assert have_same_rows(collapse(run), collapse(run))
+    swapped = replace(run, record=Record(tuple(replace(row, domain=1 - row.domain) for row in rows)))
+    assert swapped.totals["error"] == run.totals["error"]
+    assert not have_same_rows(swapped, collapse(run))
+    lost = replace(run, record=Record(tuple(replace(row, kept=0.25) for row in rows)))
+    assert not have_same_rows(lost, collapse(run))
+
+
+def test_packed_counts_of_batches_are_compared_too(tmp_path: Path) -> None:
+    fake = make_store()
+    packed = Pack(write_pack(cast(Store, fake), "basic", tmp_path)[0])
+    key, run = next((key, run) for key, run in fake.runs.items() if run.spec.method == "tent")
+    fake.runs[key] = replace(run, record=Record(run.record.rows[::-1]))  # the same sums in another order
+    assert not have_same_rows(fake.runs[key], packed.load([key])[key])

@@ -52,11 +52,17 @@ def test_the_same_bytes_each_time(folder: Path) -> None:
 
 def test_what_has_no_rows_any_more_goes(folder: Path) -> None:
     rows = pack(folder, "sizes", SIZES)
-    (folder / "notes.md").write_text("# Written by hand\n", encoding="utf-8")
+    (folder / "notes.md").write_bytes("# Von Hand geschrieben: f\xfcr mich\n".encode("latin-1"))
+    (folder / "figures").mkdir()
+    (folder / "figures" / "drawn.svg").write_text("<svg/>", encoding="utf-8")
     write_results(folder)
+    made = {name for name in read(folder) if name.endswith(".svg")} - {"figures/drawn.svg"}
+    assert made
     rows.unlink()
     write_results(folder)
-    assert set(read(folder)) == {"README.md", "paper.toml", "notes.md", "rows/sizes.toml"}
+    assert set(read(folder)) == {
+        *("README.md", "paper.toml", "notes.md", "rows/sizes.toml", "figures/drawn.svg")
+    }
     assert "No rows yet" in (folder / "README.md").read_text(encoding="utf-8")
 
 
@@ -110,13 +116,21 @@ def test_above_each_table_stands_how_it_was_made(folder: Path) -> None:
 def test_rows_that_do_not_fit_their_recipe_are_refused_and_nothing_is_written(folder: Path) -> None:
     recipe = pack(folder, "sizes", SIZES).with_suffix(".toml")
     before = read(folder)
-    recipe.write_text(SIZES.replace('"tent", "ttvd"', '"tent", "ttvd", "sar"'), encoding="utf-8")
+    for name in ('"tent", "ttvd", "sar"', '"tnet", "ttvd"'):
+        recipe.write_text(SIZES.replace('"tent", "ttvd"', name), encoding="utf-8")
+        with pytest.raises(
+            ValueError, match=r"sizes\.toml is not the recipe that sizes\.csv was packed with"
+        ):
+            write_results(folder)
+    assert set(read(folder)) == set(before)
+
+
+def test_lines_that_a_recipe_does_not_have_are_refused(folder: Path) -> None:
+    fake = FakeStore(("sizes", SIZES), batches=3)
+    fake.texts = {"sizes": SIZES.replace('"tent", "ttvd"', '"tent", "ttvd", "sar"')}
+    pack(folder, "sizes", SIZES, fake)
     with pytest.raises(ValueError, match="lines that only one has: sar"):
         write_results(folder)
-    recipe.write_text(SIZES.replace('"tent"', '"tnet"'), encoding="utf-8")
-    with pytest.raises(ValueError, match="tnet"):
-        write_results(folder)
-    assert set(read(folder)) == set(before)
 
 
 def test_gaps_are_told(folder: Path) -> None:

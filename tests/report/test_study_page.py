@@ -10,6 +10,7 @@ import pytest
 from tests.report.fakes import BASIC, FakeStore
 from tests.report.test_results import CONDITIONS
 from ttvd.bench.store import Figure, Store
+from ttvd.bench.store.pack import Pack, write_pack
 from ttvd.report.document import Document, find_tables, render_document
 from ttvd.report.study_page import make_page, write_report
 
@@ -188,3 +189,22 @@ def test_the_same_store_gives_the_same_page() -> None:
         render_document(make_page(cast(Store, FakeStore(("sizes", CONDITIONS), batches=3)))) for _ in "ab"
     )
     assert first == second
+
+
+def test_a_failure_of_packed_runs_has_no_time(tmp_path: Path) -> None:
+    fake = FakeStore(("basic", BASIC), batches=2)
+    fake.break_run(next(iter(fake.runs)), "Traceback: it broke")
+    packed = Pack(write_pack(cast(Store, fake), "basic", tmp_path)[0])
+    for store, told in ((cast(Store, fake), True), (packed, False)):
+        text = render_document(make_page(store))
+        gaps = text.partition('id="gaps"')[2].partition("</section>")[0]
+        assert ("When" in gaps) == told
+        assert "1970" not in gaps
+
+
+def test_tables_stay_in_their_folder(tmp_path: Path) -> None:
+    name = "../../../escaped"  # as a store of somebody else may call a recipe
+    fake = FakeStore((name, BASIC), batches=2)
+    with pytest.raises(ValueError, match="without folders"):
+        write_report(make_page(cast(Store, fake)), tmp_path / "in" / "out")
+    assert not list(tmp_path.iterdir())

@@ -43,9 +43,9 @@ class Line:
         method: The registered method.
         checkpoint: The source model.
         views: Views that were aggregated around the method.
-        parameters: The chosen values of what its grid varies.
+        parameters: The chosen values of what its grid varies; empty while the rule cannot choose.
         tried: Settings that were compared.
-        runs: For each column its finished runs, by seed.
+        runs: For each column its finished runs, by seed; none while the rule cannot choose.
         pending: Runs that are still missing or have failed, of all settings.
     """
 
@@ -145,12 +145,9 @@ def _choose(entry: Entry, rule: Rule, members: Sequence[Member], runs: Mapping[s
     for member in members:
         if member.spec.selection == wanted:
             cells.setdefault(tuple(sorted(member.varies.items())), []).append(member)
-    scores = {cell: _score(group, rule, runs) for cell, group in cells.items()}
-    # A setting with missing runs cannot be compared: the others are, and the line says that something is pending.
-    complete = [cell for cell, score in scores.items() if score is not None]
-    best = min(complete or cells, key=lambda cell: scores[cell] or 0.0)
+    best = _find_best(cells, rule, runs)
     found: dict[Column, list[Run]] = {}
-    for member in cells[best]:
+    for member in [] if best is None else cells[best]:
         if member.role == "test" and member.spec.key in runs:
             found.setdefault(_place(member), []).append(runs[member.spec.key])
     return Line(
@@ -159,17 +156,29 @@ def _choose(entry: Entry, rule: Rule, members: Sequence[Member], runs: Mapping[s
         entry.method.name,
         entry.checkpoint,
         entry.part.views,
-        dict(best),
+        dict(best or ()),
         len(cells),
         {column: tuple(sorted(group, key=lambda run: run.spec.seed)) for column, group in found.items()},
         sum(member.spec.key not in runs for group in cells.values() for member in group),
     )
 
 
-def _score(members: Sequence[Member], rule: Rule, runs: Mapping[str, Run]) -> float | None:
-    """The mean error by which a rule judges a setting; None while a run of it is missing."""
+def _find_best(cells: Mapping[Cell, Sequence[Member]], rule: Rule, runs: Mapping[str, Run]) -> Cell | None:
+    """The setting that a rule chooses; None while it cannot choose, so that no setting passes for the chosen one."""
+    judged = {cell: _list_judged(group, rule) for cell, group in cells.items()}
+    # A setting with missing runs cannot be compared: the others are, and the line says that something is pending.
+    scores = {
+        cell: fmean(runs[key].totals["error"] for key in keys)
+        for cell, keys in judged.items()
+        if keys and all(key in runs for key in keys)
+    }
+    if scores:
+        return min(scores, key=lambda cell: scores[cell])
+    only = next(iter(cells)) if len(cells) == 1 else None  # where nothing is searched, parts can be shown
+    return only if only is not None and judged[only] else None
+
+
+def _list_judged(members: Sequence[Member], rule: Rule) -> list[str]:
+    """Keys of the runs by whose mean error a rule judges a setting."""
     role = "validation" if rule == "validation" else "test"
-    judged = [member.spec.key for member in members if member.role == role]
-    if not judged or any(key not in runs for key in judged):
-        return None
-    return fmean(runs[key].totals["error"] for key in judged)
+    return [member.spec.key for member in members if member.role == role]

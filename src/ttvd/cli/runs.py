@@ -35,6 +35,10 @@ def show_runs(
         None,
         help="Write RECIPE.csv and RECIPE.toml for each recipe (or --recipe) to this folder, to be committed.",
     ),
+    replace: bool = typer.Option(
+        False,
+        help="With --pack: of the runs that are there, keep only those that this store asks for too.",
+    ),
     unpack: Path | None = typer.Option(
         None, help="Put the runs of such a .csv file into the store, which is made if it is not there."
     ),
@@ -50,6 +54,8 @@ def show_runs(
 
     if batches and export is None:
         raise ValueError("--batches goes with --export FILE")
+    if replace and pack is None:
+        raise ValueError("--replace goes with --pack FOLDER")
     if batches and store.suffix == ".csv":
         raise ValueError("packed runs have sums only; --batches needs the store that they were packed from")
     if export is not None:
@@ -61,7 +67,14 @@ def show_runs(
         console.width = max(console.width, 200)  # for a pipe or a file nothing need be cut off
     if pack is not None or unpack is not None:
         filters = (key, method, domain, seed, status, export, None if unpack is None else recipe)
-        _move(store, pack, unpack, recipe, any(value is not None for value in filters), console)
+        if any(value is not None for value in filters) or (pack is not None and unpack is not None):
+            raise ValueError(
+                "--pack takes whole recipes (--recipe for one of them), --unpack a whole file: nothing else"
+            )
+        if unpack is not None:
+            _unpack(store, unpack, console)
+        if pack is not None:
+            _pack(store, pack, recipe, replace, console)
         return
     with open_runs(store) as opened:
         found = None if key is None else opened.find(key)
@@ -190,8 +203,9 @@ def _show(entry: "KnownRun", console: "Console") -> None:
             console.print(f"\n[bold]{title}[/bold]")
             console.print(_tabulate(values))
     if entry.failure is not None:
-        when = datetime.fromtimestamp(entry.failure.when).astimezone().isoformat(" ", "seconds")
-        console.print(f"\n[bold red]failed[/bold red] {when}", highlight=False)
+        moment = entry.failure.when
+        when = datetime.fromtimestamp(moment).astimezone().isoformat(" ", "seconds") if moment else ""
+        console.print(f"\n[bold red]failed[/bold red] {when}".rstrip(), highlight=False)
         console.print(entry.failure.text, markup=False, highlight=False, soft_wrap=True)
 
 
@@ -207,39 +221,31 @@ def _tabulate(values: dict[str, Any]) -> "Table":
     return table
 
 
-def _move(
-    store: Path,
-    pack: Path | None,
-    unpack: Path | None,
-    recipe: str | None,
-    filtered: bool,
-    console: "Console",
-) -> None:
-    """From a store to files that can be committed, or back."""
-    from ttvd.bench.store import Store
+def _pack(store: Path, folder: Path, recipe: str | None, replace: bool, console: "Console") -> None:
+    """From a store to files that can be committed."""
     from ttvd.bench.store.pack import Pack, open_runs, write_pack
-    from ttvd.bench.store.pack import unpack as put
 
-    def say(text: str) -> None:
-        console.print(text, soft_wrap=True, highlight=False, markup=False)
+    with open_runs(store) as opened:
+        for name in [recipe] if recipe is not None else opened.recipes():
+            path, count = write_pack(opened, name, folder, replace=replace)
+            asked = {member.spec.key for member in Pack(path).members(name)}
+            text = f"{count} of {len(asked)} runs in {path}"
+            console.print(text, soft_wrap=True, highlight=False, markup=False)
 
-    if filtered or (pack is not None and unpack is not None):
-        raise ValueError(
-            "--pack takes whole recipes (--recipe for one of them), --unpack a whole file: nothing else"
-        )
-    if unpack is not None:
-        if unpack.suffix != ".csv":
-            raise ValueError(f"--unpack takes a .csv file that --pack has written, got {unpack.name}")
-        if store.suffix == ".csv":
-            raise ValueError(f"--unpack puts runs into a store, and {store.name} is a file of packed ones")
-        source = Pack(unpack)
-        with Store(store) as target:
-            say(f"{put(source, target)} of {len(source.done())} runs were new to {store}")
-    if pack is not None:
-        with open_runs(store) as opened:
-            for name in [recipe] if recipe is not None else opened.recipes():
-                path, count = write_pack(opened, name, pack)
-                say(f"{count} of {len(opened.members(name))} runs in {path}")
+
+def _unpack(store: Path, path: Path, console: "Console") -> None:
+    """From such a file to a store."""
+    from ttvd.bench.store import Store
+    from ttvd.bench.store.pack import Pack, unpack
+
+    if path.suffix != ".csv":
+        raise ValueError(f"--unpack takes a .csv file that --pack has written, got {path.name}")
+    if store.suffix == ".csv":
+        raise ValueError(f"--unpack puts runs into a store, and {store.name} is a file of packed ones")
+    source = Pack(path)
+    with Store(store) as target:
+        text = f"{unpack(source, target)} of {len(source.done())} runs were new to {store}"
+    console.print(text, soft_wrap=True, highlight=False, markup=False)
 
 
 def _export(

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import difflib
+import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ttvd.bench.store.packed import PackedRecord
+from ttvd.bench.run import sum_metrics
+from ttvd.bench.store.packed import PackedRecord, has_batches
 from ttvd.bench.study import study
 from ttvd.report.diff_tables import (
+    TINY,
     CellChange,
     LineChange,
     cell_table,
@@ -22,6 +25,7 @@ from ttvd.report.document import Block, Code, Document, Fold, Notice, Part, Sect
 from ttvd.report.results import Results
 
 if TYPE_CHECKING:
+    from ttvd.bench.run import Record, Row
     from ttvd.bench.spec import Run
     from ttvd.bench.store import Reader
     from ttvd.bench.study import Column, Line
@@ -60,12 +64,36 @@ def compare_runs(now: Reader, before: Reader) -> RunChanges:
 
 def have_same_rows(one: Run, other: Run) -> bool:
     """Whether two runs gave the same rows, as far as both have them; how long they took does not count."""
-    if isinstance(one.record, PackedRecord) or isinstance(other.record, PackedRecord):
-        return one.totals == other.totals and repr(one.record.kept()) == repr(other.record.kept())
-    return len(one.record.rows) == len(other.record.rows) and all(
-        (a.metrics, a.domain, repr(a.kept)) == (b.metrics, b.domain, repr(b.kept))
-        for a, b in zip(one.record.rows, other.record.rows, strict=True)
-    )
+    ours, theirs = one.record, other.record
+    whole = has_batches(one) and has_batches(other)
+    if whole and not isinstance(ours, PackedRecord) and not isinstance(theirs, PackedRecord):
+        return len(ours.rows) == len(theirs.rows) and all(
+            (a.metrics, a.domain, repr(a.kept)) == (b.metrics, b.domain, repr(b.kept))
+            for a, b in zip(ours.rows, theirs.rows, strict=True)
+        )
+    if whole and not (ours.sizes().equal(theirs.sizes()) and ours.wrong().equal(theirs.wrong())):
+        return False
+    sums, others = _sum_domains(ours), _sum_domains(theirs)
+    return sums.keys() == others.keys() and all(_are_close(sums[name], others[name]) for name in sums)
+
+
+def _are_close(one: float, other: float) -> bool:
+    """Sums of sums may differ from sums of batches in their last digits."""
+    both = math.isnan(one) and math.isnan(other)
+    return both or math.isclose(one, other, rel_tol=TINY, abs_tol=TINY)
+
+
+def _sum_domains(record: Record) -> dict[tuple[int, str], float]:
+    """The metrics of each domain, and the share kept of all: what sums can tell."""
+    domains: dict[int, list[Row]] = {}
+    for row in record.rows:
+        domains.setdefault(row.domain, []).append(row)
+    found = {
+        (number, name): value
+        for number, rows in domains.items()
+        for name, value in sum_metrics(rows).compute().items()
+    }
+    return found | {(-1, "kept"): record.kept()}
 
 
 def make_diff_page(now: Reader, before: Reader, names: tuple[str, str]) -> Document:

@@ -35,6 +35,7 @@ ttvd report results/rows/NAME.csv --out out/NAME  # a page to explore
 ttvd runs out/mine.db --unpack results/rows/NAME.csv  # go on from these runs, e.g. with a method of yours
 ```
 """
+_BEGINNING = 200  # bytes of a file in which its mark must stand
 
 
 def write_results(folder: Path, readme: Path | None = None) -> list[Path]:
@@ -128,6 +129,6 @@ def tell_index(several: Sequence[Results], printed: dict[str, Printed]) -> str:
 
 
 def _list_made(folder: Path) -> list[Path]:
-    """What was made before."""
-    documents = [path for path in folder.glob("*.md") if path.read_text(encoding="utf-8").startswith(MADE)]
-    return [*documents, *(folder / "figures").glob("*.svg")]
+    """What was made before: documents and figures that say so at their beginning, and nobody else's."""
+    paths = [*folder.glob("*.md"), *(folder / "figures").glob("*.svg")]
+    return [path for path in paths if path.is_file() and MADE.encode() in path.read_bytes()[:_BEGINNING]]

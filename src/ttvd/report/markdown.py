@@ -69,7 +69,7 @@ def draw_pictures(results: Results, duels: Sequence[Duel]) -> dict[str, tuple[st
         "paired": ("Paired differences", DIFFERENCES, draw_duels(duels, lines, results)),
     }
     return {
-        f"{name}-{kind}.svg": (f"## {title}\n\n{text}", to_svg(figure))
+        f"{name}-{kind}.svg": (f"## {title}\n\n{text}", to_svg(figure, MADE))
         for kind, (title, text, figure) in drawn.items()
         if figure is not None
     }

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ttvd.bench.figures import name_figures
+from ttvd.bench.store.reader import check_name
 from ttvd.bench.study import study
 from ttvd.files import open_atomic
 from ttvd.report.document import (
@@ -105,9 +106,13 @@ def write_report(document: Document, folder: Path, page: str = "index.html") -> 
 
     Returns:
         The paths, that of the page first.
+
+    Raises:
+        ValueError: A table is called like a recipe whose name leads out of the folder; nothing is written.
     """
     files = {folder / page: render_document(document)}
     for table in find_tables(document):
+        check_name(table.name)
         for suffix, write in WRITERS.items():
             files[folder / "tables" / f"{table.name}.{suffix}"] = write(table)
     for path, text in files.items():
@@ -194,7 +199,7 @@ def _tell_gaps(several: Sequence[Results], failures: Sequence[Failure]) -> Secti
     blocks += [
         Fold(
             f"{failure.spec.method} on {failure.spec.domain_label}, seed {failure.spec.seed}",
-            [Facts([("Run", failure.key), ("When", show_time(failure.when))]), Code(failure.text.strip())],
+            [Facts([("Run", failure.key), *_tell_time(failure)]), Code(failure.text.strip())],
             (failure.text.strip().splitlines() or [""])[-1],
         )
         for failure in failures
@@ -203,6 +208,11 @@ def _tell_gaps(several: Sequence[Results], failures: Sequence[Failure]) -> Secti
         return Section("Failures and missing runs", "gaps", [Text(["None."])])
     again = Text(["Starting the same ttvd bench command again does only what is missing."])
     return Section("Failures and missing runs", "gaps", [*blocks, again])
+
+
+def _tell_time(failure: Failure) -> list[tuple[str, str]]:
+    """When it failed, where that is known: packed runs do not tell."""
+    return [("When", show_time(failure.when))] if failure.when else []
 
 
 def _explain(several: Sequence[Results], methods: Mapping[str, str]) -> Section:

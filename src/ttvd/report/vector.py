@@ -16,8 +16,12 @@ _PLACES = re.compile(r' (?:d|x|y|points)="[^"]*"|translate\([^)]*\)')
 _NAME = re.compile(r'\bid="([^"]+)"')
 
 
-def to_svg(figure: Figure) -> bytes:
+def to_svg(figure: Figure, comment: str = "") -> bytes:
     """A figure as SVG, coordinates with two digits, names by order: nothing depends on the last bits of numbers.
+
+    Args:
+        figure: Drawn.
+        comment: XML that stands at the beginning of the file, after its declaration.
 
     Example:
         >>> from matplotlib.figure import Figure
@@ -32,7 +36,8 @@ def to_svg(figure: Figure) -> bytes:
     text = re.sub(
         r'(\bid="|#)([\w-]+)(?=["\)])', lambda found: found[1] + names.get(found[2], found[2]), text
     )
-    return "\n".join(line.rstrip() for line in text.splitlines()).encode() + b"\n"
+    first, *lines = (line.rstrip() for line in text.splitlines())
+    return "\n".join([first, *([comment] if comment else []), *lines]).encode() + b"\n"
 
 
 def _round(found: re.Match[str]) -> str:

@@ -52,7 +52,7 @@ class KnownRun:
                 "facts": asdict(run.facts),
             }
         if self.failure is not None:
-            document |= {"failure": {"text": self.failure.text, "when": self.failure.when}}
+            document |= {"failure": {"text": self.failure.text, "when": self.failure.when or None}}
         return document
 
 

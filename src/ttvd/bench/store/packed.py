@@ -35,15 +35,16 @@ _SCORES: dict[str, str] = (
     | {"parts": "json", "sizes": "counts", "right": "counts", "batch_seconds": "real"}
 )
 COLUMNS: dict[str, str] = (
-    {"key": "text", "status": "text", "members": "whole", "asked": "json"}
+    {"key": "text", "status": "text", "recipe": "text", "members": "whole", "asked": "json"}
     | _SPEC
     | _SCORES
     | FACTS
     | {"digest": "text"}
 )
-"""Names and kinds. ``members`` is the number of runs that the recipe asks for; ``asked`` says for which of them the run
-serves (place, label, role, varied parameters, condition); ``parts`` has the sums of each domain where there are
-several; ``sizes`` and ``right`` are samples and correct ones of each batch, 64x156 for 64 that come 156 times."""
+"""Names and kinds. ``recipe`` is a digest of what the recipe asks for, ``members`` the number of its runs; ``asked``
+says for which of them the run serves (place, label, role, varied parameters, condition); ``parts`` has the sums of each
+domain where there are several; ``sizes`` and ``right`` are samples and correct ones of each batch, 64x156 for 64 that
+come 156 times."""
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 import difflib
 from collections.abc import Iterable, Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Protocol
 
 from ttvd.bench.spec import Member, Run
@@ -67,3 +67,16 @@ def check_recipe(recipe: str, known: Iterable[str], path: Path) -> None:
         near = difflib.get_close_matches(recipe, names, 1)
         hint = f"did you mean {near[0]}?" if near else f"there are: {', '.join(names) or 'none'}"
         raise ValueError(f"no recipe {recipe!r} in {path}; {hint}")
+
+
+def check_name(name: str) -> None:
+    """Refuse the name of a recipe that could lead out of a folder: files are called like it.
+
+    Raises:
+        ValueError: It is not a plain name.
+
+    Example:
+        >>> check_name("table1-cifar10")
+    """
+    if {PurePosixPath(name).name, PureWindowsPath(name).name} != {name} or not name.strip(". "):
+        raise ValueError(f"a recipe is called like a file, without folders; {name!r} is no such name")

@@ -13,7 +13,7 @@ from ttvd.bench.store import claims
 from ttvd.bench.store.claims import Owner
 from ttvd.bench.store.codec import Block, encode, spec_from_json, to_json
 from ttvd.bench.store.database import Database
-from ttvd.bench.store.reader import check_recipe, pick_key
+from ttvd.bench.store.reader import check_name, check_recipe, pick_key
 from ttvd.bench.store.reading import read_runs, without_collection
 from ttvd.bench.store.values import Failure, Figure, Summary
 
@@ -142,7 +142,12 @@ class Store:
         return pick_key(keys, prefix, self.path)
 
     def enroll(self, name: str, text: str, members: Sequence[Member]) -> None:
-        """Keep a recipe (its TOML) and the runs that it asks for, in place of what the recipe of that name asked."""
+        """Keep a recipe (its TOML) and the runs that it asks for, in place of what the recipe of that name asked.
+
+        Raises:
+            ValueError: The name is no plain name, or a member is of another recipe.
+        """
+        check_name(name)
         if others := sorted({member.recipe for member in members} - {name}):
             raise ValueError(f"members of {', '.join(others)} cannot be enrolled under {name}")
         lines = [(name, position, *_member_columns(member)) for position, member in enumerate(members)]

@@ -36,7 +36,7 @@ class Failure:
         key: Of the spec.
         spec: The run.
         text: The traceback, or what is known of a worker that vanished.
-        when: In seconds since 1970.
+        when: In seconds since 1970; 0 where it is not known.
     """
 
     key: str
