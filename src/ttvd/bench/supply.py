@@ -20,7 +20,7 @@ from ttvd.bench.reuse import Adapters
 from ttvd.bench.setting import Setting
 from ttvd.bench.spec import CLEAN, Domain, Spec
 from ttvd.data.corruptions import corrupt
-from ttvd.data.sets import ClassMap, ImageFolder, ImageSet, load_set
+from ttvd.data.sets import ClassMap, ImageFolder, ImageSet, find_classes, load_set
 from ttvd.models.find import find_source
 from ttvd.models.fingerprint import fingerprint
 from ttvd.models.sites import Sites
@@ -186,15 +186,15 @@ class Supply:
         """For a set that shows a part of the model's classes: which outputs count."""
         if data not in PARTIAL:
             return None
-        shown, whole = self.base(data).classes, self.base(PARTIAL[data]).classes
-        if shown is None or whole is None:
-            raise ValueError(f"{data} and {PARTIAL[data]} must name their classes, to be matched")
+        shown = self.base(data).classes
+        if shown is None:
+            raise ValueError(f"{data} must name its classes, to be matched")
         try:
-            return ClassMap.match(shown, whole)
-        except ValueError as error:
+            return ClassMap.match(shown, find_classes(self._root()))
+        except (ValueError, OSError) as error:
             raise ValueError(
                 f"{data} shows a part of the classes of {PARTIAL[data]}, and their class folders, which tell the "
-                f"outputs of the model, are not in {self._root() / 'val'}: {error}"
+                f"outputs of the model, are not in {self._root()}: {error}"
             ) from error
 
     def ingredients(

@@ -36,6 +36,7 @@ def adapt(
     batch_size: int = typer.Option(64, min=1, help="Images that are predicted and adapted to together."),
     resize: int | None = typer.Option(None, min=1, help="Shorter side of pictures before cropping."),
     crop: int | None = typer.Option(None, min=1, help="Side of the square cut from the centre of pictures."),
+    interpolation: str = typer.Option("bilinear", help="Of the resizing: bilinear or bicubic."),
     gray: bool = typer.Option(False, help="Turn pictures into one channel."),
     state: Path | None = typer.Option(None, help="Begin with this state."),
     save_state: Path | None = typer.Option(None, help="Save the state here, on the way and at the end."),
@@ -59,6 +60,8 @@ def adapt(
     from ttvd.deploy.states import Place, StateFile
     from ttvd.models.find import find_source
 
+    if interpolation not in ("bilinear", "bicubic"):
+        raise ValueError(f"--interpolation must be bilinear or bicubic, got {interpolation!r}")
     if unreadable not in ("stop", "skip"):
         raise ValueError(f"--unreadable must be stop or skip, got {unreadable!r}")
     if resume and (save_state is None or state is not None):
@@ -80,7 +83,7 @@ def adapt(
         place = StateFile(path, seen, method, parameters).load(adapter)
     if not resume:
         place = Place()
-    inputs = open_inputs(source, resize=resize, crop=crop, gray=gray)
+    inputs = open_inputs(source, resize=resize, crop=crop, interpolation=interpolation, gray=gray)  # type: ignore[arg-type]
     names = None if classes is None else classes.read_text(encoding="utf-8").splitlines()
     keeper = None if save_state is None else StateFile(save_state, seen, method, parameters)
     start, summary = adapter.snapshot(), job.Summary()

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ttvd.data.sets.arrays import read_npy
 from ttvd.data.sets.folder import SUFFIXES, read_image
+from ttvd.data.sets.pictures import Interpolation, Preparation
 
 OnUnreadable = Literal["stop", "skip"]
 _AHEAD = 4  # batches that are read while one is used
@@ -55,7 +56,12 @@ class Batch:
 
 
 def open_inputs(
-    path: Path, *, resize: int | None = None, crop: int | None = None, gray: bool = False
+    path: Path,
+    *,
+    resize: int | None = None,
+    crop: int | None = None,
+    interpolation: Interpolation = "bilinear",
+    gray: bool = False,
 ) -> Inputs:
     """Find the images at a path.
 
@@ -64,6 +70,7 @@ def open_inputs(
             or an ``.npy`` array (n, c, h, w), (n, h, w, c) or (n, h, w) of bytes or floats in [0, 1].
         resize: Length of the shorter side of pictures before cropping.
         crop: Side of the square cut from the centre of pictures.
+        interpolation: Of the resizing.
         gray: Turn pictures into one channel.
     """
     if path.suffix == ".npy":
@@ -78,11 +85,12 @@ def open_inputs(
         raise ValueError(f"{path} is no folder, .npy array or .txt list of files")
     if not files:
         raise ValueError(f"{path} holds no pictures ({', '.join(sorted(SUFFIXES))})")
-    return Inputs(names, lambda i: _read_picture(files[i], resize, crop, gray))
+    how = Preparation(resize, crop, interpolation)
+    return Inputs(names, lambda i: _read_picture(files[i], how, gray))
 
 
-def _read_picture(path: Path, resize: int | None, crop: int | None, gray: bool) -> Tensor:
-    image = read_image(path, resize, crop)
+def _read_picture(path: Path, how: Preparation, gray: bool) -> Tensor:
+    image = read_image(path, *how)
     # The weights of ITU-R 601, which Pillow uses too.
     return (
         (image * torch.tensor([0.299, 0.587, 0.114])[:, None, None]).sum(0, keepdim=True) if gray else image

@@ -8,7 +8,7 @@ from pathlib import Path
 from torch import nn
 
 from ttvd.models.sites import Sites
-from ttvd.models.zoo import Source, load
+from ttvd.models.zoo import Source, load, sites_path
 
 
 def find_source(
@@ -21,10 +21,11 @@ def find_source(
             ``package.module:function``, a function without arguments that returns the model.
         weights: Safetensors weights for the last form.
         sites: File of the sites; those of the zoo entry unless given.
-        folder: Where checkpoints are looked up by name; the package's own unless given.
+        folder: Where checkpoints are looked up by name, and the sites ``function.sites.safetensors`` of a function's
+            model; the package's own unless given.
     """
     if ":" in model and not Path(model).exists():
-        source = Source(_build(model, weights))
+        source = _with_sites(Source(_build(model, weights)), model, folder)
     elif weights is not None:
         raise ValueError("weights go with package.module:function; a checkpoint or a name has its own")
     elif model.endswith(".safetensors"):
@@ -39,6 +40,16 @@ def find_source(
     found = Sites.load(sites)
     found.check(source.model)
     return Source(source.model, found, source.card)
+
+
+def _with_sites(source: Source, model: str, folder: Path | None) -> Source:
+    """With the sites called after the function, where the folder of checkpoints has them."""
+    beside = None if folder is None else sites_path(folder, model.rpartition(":")[2])
+    if beside is None or not beside.is_file():
+        return source
+    found = Sites.load(beside)
+    found.check(source.model)
+    return Source(source.model, found)
 
 
 def _build(spec: str, weights: Path | None) -> nn.Module:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ttvd.models.normalize import IMAGENET_MEAN, IMAGENET_STD, Normalize
+from ttvd.models.resnet import make_norm
 
 
 class Block(nn.Module):
@@ -20,9 +21,10 @@ class Block(nn.Module):
         width: Channels of the 3 x 3 convolutions.
         stride: Stride of the block.
         expansion: 1 for the basic block, 4 for the bottleneck.
+        norm: ``batch``, ``group`` or ``instance-aware``.
     """
 
-    def __init__(self, inputs: int, width: int, stride: int, expansion: int) -> None:
+    def __init__(self, inputs: int, width: int, stride: int, expansion: int, norm: str = "batch") -> None:
         super().__init__()
         outputs = width * expansion
         if expansion == 1:
@@ -32,11 +34,11 @@ class Block(nn.Module):
         self.depth = len(shapes)
         for i, (channels, filters, size, step) in enumerate(shapes, 1):
             self.add_module(f"conv{i}", nn.Conv2d(channels, filters, size, step, size // 2, bias=False))
-            self.add_module(f"bn{i}", nn.BatchNorm2d(filters))
+            self.add_module(f"bn{i}", make_norm(norm, filters))
         self.downsample: nn.Module | None = None
         if stride != 1 or inputs != outputs:
             projection = nn.Conv2d(inputs, outputs, 1, stride, bias=False)
-            self.downsample = nn.Sequential(projection, nn.BatchNorm2d(outputs))
+            self.downsample = nn.Sequential(projection, make_norm(norm, outputs))
 
     def forward(self, x: Tensor) -> Tensor:
         """Images of ``inputs`` channels to images of ``width * expansion`` channels."""
@@ -54,6 +56,7 @@ class ImageNetResNet(nn.Module):
         num_classes: Outputs of the head (k * v for an SLA classifier).
         blocks: Blocks of each of the four stages.
         expansion: 1 for basic blocks, 4 for bottlenecks.
+        norm: ``batch``, ``group`` or ``instance-aware`` (what NOTE needs).
         mean: Normalisation of the input, one value per channel; not part of ``state_dict()``.
         std: Likewise.
     """
@@ -64,6 +67,7 @@ class ImageNetResNet(nn.Module):
         *,
         blocks: Sequence[int] = (2, 2, 2, 2),
         expansion: int = 1,
+        norm: str = "batch",
         mean: Sequence[float] = IMAGENET_MEAN,
         std: Sequence[float] = IMAGENET_STD,
         generator: torch.Generator | None = None,
@@ -71,13 +75,13 @@ class ImageNetResNet(nn.Module):
         super().__init__()
         self.normalize = Normalize(3, mean, std, persistent=False)
         self.conv1 = nn.Conv2d(3, 64, 7, 2, 3, bias=False)
-        self.bn1 = nn.BatchNorm2d(64)
+        self.bn1 = make_norm(norm, 64)
         self.maxpool = nn.MaxPool2d(3, 2, 1)
         inputs = 64
         for i, (width, count) in enumerate(zip((64, 128, 256, 512), blocks, strict=True)):
             stage = nn.Sequential()
             for j in range(count):
-                stage.append(Block(inputs, width, 2 if i > 0 and j == 0 else 1, expansion))
+                stage.append(Block(inputs, width, 2 if i > 0 and j == 0 else 1, expansion, norm))
                 inputs = width * expansion
             self.add_module(f"layer{i + 1}", stage)
         self.num_features = inputs
@@ -108,16 +112,20 @@ class ImageNetResNet(nn.Module):
         return self.forward_head(self.forward_features(x))
 
 
-def resnet18(num_classes: int = 1000, *, generator: torch.Generator | None = None) -> ImageNetResNet:
+def resnet18(
+    num_classes: int = 1000, *, norm: str = "batch", generator: torch.Generator | None = None
+) -> ImageNetResNet:
     """ResNet-18 (11.7 million parameters).
 
     Example:
         >>> sum(p.numel() for p in resnet18().parameters())
         11689512
     """
-    return ImageNetResNet(num_classes, blocks=(2, 2, 2, 2), expansion=1, generator=generator)
+    return ImageNetResNet(num_classes, blocks=(2, 2, 2, 2), expansion=1, norm=norm, generator=generator)
 
 
-def resnet50(num_classes: int = 1000, *, generator: torch.Generator | None = None) -> ImageNetResNet:
+def resnet50(
+    num_classes: int = 1000, *, norm: str = "batch", generator: torch.Generator | None = None
+) -> ImageNetResNet:
     """ResNet-50 with the stride in the 3 x 3 convolution (25.6 million parameters)."""
-    return ImageNetResNet(num_classes, blocks=(3, 4, 6, 3), expansion=4, generator=generator)
+    return ImageNetResNet(num_classes, blocks=(3, 4, 6, 3), expansion=4, norm=norm, generator=generator)

@@ -45,7 +45,7 @@ def collect_features(
     if limit is not None and limit < 1:
         raise ValueError(f"limit must be at least 1, got {limit}")
     num_classes = split(model).linear.out_features
-    rows = _choose(data, fraction, limit, seed, num_classes)
+    rows = choose_rows(data, fraction, limit, seed, num_classes)
     features: list[Tensor] = []
     labels: list[Tensor] = []
     missing = limit
@@ -60,7 +60,7 @@ def collect_features(
     return SourceFeatures(torch.cat(features), torch.cat(labels), fingerprint(model))
 
 
-def _choose(data: Data, fraction: float, limit: int | None, seed: int, num_classes: int) -> Tensor | None:
+def choose_rows(data: Data, fraction: float, limit: int | None, seed: int, num_classes: int) -> Tensor | None:
     """Sorted numbers of the samples to use; None for an iterable, which is used as it comes."""
     labels = find_labels(data)
     if labels is None:

@@ -1,6 +1,7 @@
 """Streams of features of source data, whatever form the data has."""
 
 from collections.abc import Iterable, Iterator
+from contextlib import closing
 from itertools import islice
 from typing import Any
 
@@ -8,7 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset, IterableDataset, default_collate
 
-from ttvd.data.sets import ImageFolder, ImageSet, image_loader
+from ttvd.data.prefetch import prefetch
+from ttvd.data.sets import ImageFolder, ImageSet
 from ttvd.models.split import evaluating, split
 from ttvd.models.views import rotate
 from ttvd.source.distributed import Group
@@ -17,8 +19,6 @@ from ttvd.source.images import check_images, check_labels, to_unit
 Batch = tuple[Tensor, Tensor]
 Data = Batch | ImageSet | ImageFolder | Dataset[Any] | Iterable[Batch]
 """Images and labels; a set of ours; a map-style dataset of (image, label); any iterable of batches (images, labels)."""
-DECODERS = 2
-"""Processes that decode the pictures of a folder."""
 
 
 def _as_tensors(data: Data) -> Batch | None:
@@ -73,9 +73,10 @@ def iterate_batches(
     chosen = torch.arange(len(labels)) if indices is None else indices
     parts = chosen.split(batch_size)[group.rank :: group.world]
     if isinstance(data, ImageFolder):
-        order = [place for rows in parts for place in rows.tolist()]
-        for batch in image_loader(data, batch_size, DECODERS, order=order):
-            yield batch.images, batch.labels
+        # By threads: processes would need shared memory for whole batches, of which containers have little.
+        with closing(prefetch((data, rows) for rows in parts)) as found:
+            for rows, pictures in zip(parts, found, strict=True):
+                yield pictures, labels[rows]
         return
     for rows in parts:
         if tensors := _as_tensors(data):

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from ttvd.models.sites import Sites, fingerprint
-from ttvd.models.views import check_views
+from ttvd.models.split import split
+from ttvd.models.views import TURNS, check_views
 from ttvd.source.distributed import Group, join_group, local_device
 from ttvd.source.features import Data, find_labels, iterate_batches, stream_features
 from ttvd.source.images import check_labels
@@ -108,7 +109,8 @@ def estimate_sites(
         model: A ``SplitModel``, or any classifier that :func:`ttvd.models.split` understands.
         data: Tensors ``(images, labels)``, a map-style dataset, or an iterable of batches; images are uint8 or
             floating point in [0, 1]. Give images as the model sees them in use, without augmentation.
-        num_classes: Found from the labels unless given; an iterable needs it.
+        num_classes: Found from the labels unless given, and then the head must have an output for each class, or
+            for each class and turn; an iterable needs it.
         views: How many turns of each image get a site: 1, 2 or 4.
         fraction: Share of every class to use (the paper used 10 % and 1 % of ImageNet); 1 for an iterable.
         seed: Decides which images a fraction takes.
@@ -122,7 +124,10 @@ def estimate_sites(
         (3, 4, 4)
     """
     check_views(views)
+    known = num_classes is not None
     num_classes, indices = _choose(data, num_classes, fraction, seed)
+    if not known:
+        _check_head(split(model).linear.out_features, num_classes)
     device = local_device(model)
     group = join_group(device)
     batches = iterate_batches(data, batch_size, indices=indices, group=group)
@@ -142,6 +147,15 @@ def _choose(data: Data, num_classes: int | None, fraction: float, seed: int) -> 
             "an iterable of batches needs num_classes and fraction=1: its labels are not known ahead"
         )
     return num_classes, None
+
+
+def _check_head(outputs: int, num_classes: int) -> None:
+    """Refuse data whose labels cannot be the outputs of the head: those of a part of the classes are counted anew."""
+    if outputs not in [num_classes * views for views in TURNS]:
+        raise ValueError(
+            f"the labels show {num_classes} classes and the model's head has {outputs} outputs: labels must be the "
+            "numbers of its outputs, and every class needs a folder, or samples; num_classes=... says otherwise"
+        )
 
 
 def _sum_features(

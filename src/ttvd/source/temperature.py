@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from ttvd.geometry import Diagram, view_scores
 from ttvd.models.sites import STRUCTURES, Sites, temperature_key
 from ttvd.models.split import split
+from ttvd.source.collect import choose_rows
 from ttvd.source.features import Data, iterate_batches, stream_features
 from ttvd.source.images import check_labels
 
@@ -96,6 +97,7 @@ def calibrate(
     *,
     structures: Sequence[str] = STRUCTURES,
     gammas: Sequence[float] = (1.0, -0.8),
+    limit: int | None = 20_000,
     batch_size: int = 256,
 ) -> Sites:
     """Fit the temperature of every structure on held-out source data.
@@ -109,21 +111,27 @@ def calibrate(
         data: Held-out source data in one of the forms of :func:`estimate_sites`.
         structures: Any of ``vd``, ``civd``, ``pd``, ``cipd``.
         gammas: Exponents for ``civd`` and ``cipd``: by default that of TTVD's default, 1, and the paper's, -0.8.
+        limit: Use at most so many images, about the same share of every class; of an iterable the first ones. A
+            temperature is one number: for it, all of ImageNet's would be gigabytes of scores and hours of decoding.
         batch_size: Images per forward pass.
 
     Returns:
         The sites with these temperatures added.
     """
     sites.check(model)
+    if limit is not None and limit < 1:
+        raise ValueError(f"limit must be at least 1, got {limit}")
     device = next(model.parameters()).device
     rules = _make_rules(sites, split(model).linear, structures, gammas, device)
     found: dict[str, list[Tensor]] = {key: [] for key in rules}
-    labels = []
-    batches = iterate_batches(data, batch_size)
+    labels: list[Tensor] = []
+    batches = iterate_batches(data, batch_size, indices=choose_rows(data, 1.0, limit, 0, sites.num_classes))
     for z, y in stream_features(model, batches, sites.views, sites.num_classes):
         labels.append(y)
         for key, rule in rules.items():
             found[key].append(rule(z).cpu())  # a device may have no room for all of them
+        if limit is not None and sum(map(len, labels)) >= limit:
+            break
     if not labels:
         raise ValueError("there are no images to calibrate on")
     target = torch.cat(labels)

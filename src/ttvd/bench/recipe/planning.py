@@ -15,6 +15,7 @@ from ttvd.bench.recipe.parts import NEEDS, MethodPart, Recipe, Rule
 from ttvd.bench.recipe.settings import check_settings, looking_for
 from ttvd.bench.spec import Domain, Member, Spec
 from ttvd.bench.supply import CORRUPTED, OFFICIAL, Supply, check_method
+from ttvd.data.sets import ImageFolder
 
 # What only some method objects need of the source data takes long to make: not for a check.
 _SLOW = frozenset({"features", "fisher"})
@@ -168,14 +169,20 @@ def _check_outputs(spec: Spec, supply: Supply) -> None:
     if _is_ready(spec, supply):
         outputs = build_adapter(spec, supply)(x).shape[1]
     elif "sites" in find_method(spec.method).needs:
-        return  # how many classes its head tells apart is known when there are sites
+        return  # it is known when there are sites, whose estimation compares labels and head
     else:
         with torch.no_grad():
             outputs = fit_to_method(supply.source(spec.checkpoint), find_method(spec.method), spec.views)(
                 x
             ).shape[1]
-    classes = int(shown.labels.max()) + 1 if restriction is None else restriction.outputs
-    if outputs < classes or (restriction is not None and outputs != classes):
+    if restriction is not None:
+        classes, exact = restriction.outputs, True
+    elif isinstance(shown, ImageFolder):
+        # Labels are the places of the folders that are there: with some missing, they would be other classes.
+        classes, exact = len(shown.classes), True
+    else:
+        classes, exact = int(shown.labels.max()) + 1, False
+    if outputs < classes or (exact and outputs != classes):
         raise ValueError(f"{spec.checkpoint} tells {outputs} classes apart, {spec.data} needs {classes}")
 
 

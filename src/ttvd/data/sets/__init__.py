@@ -13,6 +13,7 @@ from ttvd.data.sets.cifar import load_cifar as load_cifar
 from ttvd.data.sets.classmap import ClassMap as ClassMap
 from ttvd.data.sets.classmap import read_synsets as read_synsets
 from ttvd.data.sets.folder import ImageFolder as ImageFolder
+from ttvd.data.sets.imagenet import find_classes as find_classes
 from ttvd.data.sets.imageset import ImageSet as ImageSet
 from ttvd.data.sets.imageset import LabelledImages as LabelledImages
 from ttvd.data.sets.loader import Batch as Batch
@@ -21,5 +22,6 @@ from ttvd.data.sets.mnist import load_mnist as load_mnist
 from ttvd.data.sets.mnist import load_mnist_c as load_mnist_c
 from ttvd.data.sets.names import SETS as SETS
 from ttvd.data.sets.names import load_set as load_set
+from ttvd.data.sets.pictures import Preparation as Preparation
 from ttvd.data.sets.pictures import read_image as read_image
 from ttvd.data.sets.stacks import load_stack as load_stack

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from ttvd.data.sets.imageset import Index
+from ttvd.data.sets.pictures import Interpolation, Preparation, read_pixels, read_size
 from ttvd.data.sets.pictures import read_image as read_image
-from ttvd.data.sets.pictures import read_pixels, read_size
 
 SUFFIXES = frozenset((".bmp", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"))
 
@@ -32,6 +32,9 @@ class ImageFolder:
         crop: Side of the square cut from the centre; None for no cropping.
         name: For records; the name of the folder unless given.
         classes: Names of folders in the order of their labels, sorted folders unless given.
+
+    Attributes:
+        interpolation: Of the resizing, bilinear until :meth:`prepared` says otherwise.
 
     Example:
         >>> import tempfile
@@ -56,6 +59,7 @@ class ImageFolder:
         self.root = Path(root)
         self.resize = resize
         self.crop = crop
+        self.interpolation: Interpolation = "bilinear"
         self.name = name or self.root.name
         self.classes: tuple[str, ...] = tuple(classes) if classes is not None else _list_classes(self.root)
         found = [_list_pictures(self.root, label) for label in self.classes]
@@ -67,8 +71,7 @@ class ImageFolder:
         return len(self.labels)
 
     def __getitem__(self, position: int) -> tuple[Tensor, int]:
-        image = read_image(self.root / self.path(position), self.resize, self.crop)
-        return image, int(self.labels[position])
+        return self.pixels(position).float().div_(255), int(self.labels[position])
 
     def path(self, position: int) -> str:
         """Return the path of a picture, relative to the root."""
@@ -76,7 +79,7 @@ class ImageFolder:
 
     def pixels(self, position: int) -> Tensor:
         """Decode a picture into bytes (3, h, w)."""
-        return read_pixels(self.root / self.path(position), self.resize, self.crop)
+        return read_pixels(self.root / self.path(position), self.resize, self.crop, self.interpolation)
 
     def floats(self, index: Index | None = None) -> Tensor:
         """Decode pictures, all of them unless an index is given, into float32 (b, 3, h, w) in [0, 1]."""
@@ -91,10 +94,12 @@ class ImageFolder:
         part.__dict__.update(self.__dict__, _paths=self._paths[rows.numpy()], labels=self.labels[rows])
         return part
 
-    def prepared(self, resize: int | None, crop: int | None) -> ImageFolder:
-        """Return the same pictures with another preparation."""
+    def prepared(
+        self, resize: int | None, crop: int | None, *, interpolation: Interpolation = "bilinear"
+    ) -> ImageFolder:
+        """Return the same pictures with another preparation; `**how._asdict()` passes a `Preparation` on."""
         other = object.__new__(ImageFolder)
-        other.__dict__.update(self.__dict__, resize=resize, crop=crop)
+        other.__dict__.update(self.__dict__, **Preparation(resize, crop, interpolation)._asdict())
         return other
 
     def check_size(self) -> None:
@@ -113,7 +118,11 @@ class ImageFolder:
 
     def fingerprint(self) -> str:
         """Return the SHA-256 of paths, sizes of the files, labels and preparation; the pictures are not read."""
-        digest = hashlib.sha256(repr((self.resize, self.crop, self.classes)).encode())
+        # The usual interpolation is not named, so that stores from before there was a choice stay valid.
+        how = (self.resize, self.crop, self.classes)
+        digest = hashlib.sha256(
+            repr(how if self.interpolation == "bilinear" else (*how, self.interpolation)).encode()
+        )
         for path, label in zip(self._paths, self.labels.tolist(), strict=True):
             size = (self.root / os.fsdecode(path)).stat().st_size
             digest.update(b"%b %d %d\n" % (path, size, label))

@@ -11,6 +11,7 @@ from typing import Final, Literal
 from ttvd.data.sets.arrays import from_arrays, load_arrays
 from ttvd.data.sets.cifar import CIFAR10_CLASSES, CIFAR100_CLASSES, load_cifar
 from ttvd.data.sets.folder import ImageFolder
+from ttvd.data.sets.imagenet import load_imagenet, load_imagenet_c, load_imagenet_r
 from ttvd.data.sets.imageset import ImageSet
 from ttvd.data.sets.mnist import load_mnist, load_mnist_c
 from ttvd.data.sets.places import find_folder
@@ -65,26 +66,27 @@ def _load_mnist_c(request: Request) -> ImageSet:
 
 
 def _load_arrays(request: Request) -> ImageSet:
-    return load_arrays(request.root)
+    if not request.root.is_dir():
+        return load_arrays(request.root)
+    names = ("images.npz", "images.npy")
+    file = next((request.root / name for name in names if (request.root / name).is_file()), None)
+    if file is None:
+        raise FileNotFoundError(
+            f"{request.root} has neither images.npz, with the arrays images and labels, nor images.npy and labels.npy"
+        )
+    return load_arrays(file)
 
 
 def _load_imagenet(request: Request) -> ImageFolder:
-    places = ("train",) if request.split == "train" else ("val", "validation", "test")
-    folder = next((request.root / place for place in places if (request.root / place).is_dir()), request.root)
-    return ImageFolder(folder, name="imagenet")
+    return load_imagenet(request.root, request.split)
 
 
 def _load_imagenet_c(request: Request) -> ImageFolder:
-    below = Path(request.corruption, str(request.severity))
-    roots = (request.root / "ImageNet-C", request.root)
-    folder = next((root / below for root in roots if (root / below).is_dir()), request.root / below)
-    # The released pictures are 224 x 224 already: resizing them once more would blur them.
-    return ImageFolder(folder, resize=None, name="imagenet-c")
+    return load_imagenet_c(request.root, request.corruption, request.severity)
 
 
 def _load_imagenet_r(request: Request) -> ImageFolder:
-    inner = request.root / "imagenet-r"
-    return ImageFolder(inner if inner.is_dir() else request.root, name="imagenet-r")
+    return load_imagenet_r(request.root)
 
 
 def _load_folder(request: Request) -> ImageFolder:
@@ -125,7 +127,8 @@ def load_set(
     Args:
         name: One of `SETS`: "digits" (needs no files), the official sets, "folder" (class folders of pictures),
             "stack" (a folder in the layout of CIFAR-10-C) or "arrays" (an .npz or .npy file).
-        root: Folder that holds the official files or their folder; the file for "arrays".
+        root: Folder that holds the official files or their folder; for "arrays" the file, or a folder with images.npz
+            or with images.npy and labels.npy.
         split: "test", or "train" for the sets that have one.
         corruption: For the corrupted sets ("...-c" and "stack").
         severity: For the corrupted sets but MNIST-C, which has none.
