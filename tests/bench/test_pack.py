@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.bench.test_store import FACTS, make_row, make_run
@@ -70,6 +70,7 @@ def runs(draw: st.DrawFn) -> Run:
 
 @settings(max_examples=60, deadline=None)
 @given(runs())
+@example(replace(make_run(), facts=replace(FACTS, device="a\r\nb\rc")))
 def test_what_tables_are_made_of_comes_back_digit_by_digit(run: Run) -> None:
     member = Member("r", "line", "test", run.spec, {"lr": 0.1}, {"batch_size": 8})
     with tempfile.TemporaryDirectory() as folder, Store(Path(folder, "runs.db")) as store:

@@ -72,9 +72,14 @@ def write_lines(path: Path, lines: Iterable[Mapping[str, str]]) -> None:
     """Write a packed file."""
     with open_atomic(path) as file:
         text = io.TextIOWrapper(file, encoding="utf-8", newline="")
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(COLUMNS)
-        writer.writerows([line[name] for name in COLUMNS] for line in lines)
+        usual, quoted = (
+            csv.writer(text, lineterminator="\n", quoting=kind) for kind in (csv.QUOTE_MINIMAL, csv.QUOTE_ALL)
+        )
+        usual.writerow(COLUMNS)
+        for line in lines:
+            cells = [line[name] for name in COLUMNS]
+            # A carriage return ends a line for the reader, and the writer does not know that.
+            (quoted if any("\r" in cell for cell in cells) else usual).writerow(cells)
         text.detach()
 
 
