@@ -3,13 +3,15 @@
     python -m benchmarks.suite --out out/bench.csv
 
 A choice of what the single benchmarks measure: steps of methods (`benchmarks.steps`, which explains the columns), sites
-(`benchmarks.sites`), growth (`benchmarks.growth`). What would begin after `--minutes` is left out and named.
+(`benchmarks.sites`), pictures from the disk (`benchmarks.inputs`), growth (`benchmarks.growth`). What would begin after
+`--minutes` is left out and named.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -23,7 +25,7 @@ from benchmarks.table import Row, Table
 from benchmarks.worlds import NETWORKS, Mode, World
 
 import ttvd
-from benchmarks import growth, sites
+from benchmarks import growth, inputs, sites
 
 CPU = torch.device("cpu")
 STEPS = (
@@ -48,6 +50,7 @@ def list_pieces(seconds: float, jobs: int) -> Iterator[Piece]:
         for method in methods:
             yield Piece(f"{method} on {network}, batch {batch}", _make_step(network, batch, method, seconds))
     yield Piece("sites", lambda: _measure_sites(seconds))
+    yield Piece("inputs", _measure_inputs)
     yield Piece("growth with classes", lambda: growth.measure_classes(CPU, 256, seconds))
     yield Piece("growth with sites", lambda: growth.measure_sites(CPU, 256, seconds, (1, 4, 16)))
     yield Piece("growth of streams", lambda: growth.measure_stream(CPU, (100, 1_000)))
@@ -68,6 +71,12 @@ def _make_step(network: str, batch: int, method: str, seconds: float) -> Callabl
 def _measure_sites(seconds: float) -> Iterator[Row]:
     for views in (1, 4):
         yield sites.measure_sites(NETWORKS["resnet26"], CPU, 256, views, 128, seconds)
+
+
+def _measure_inputs() -> Iterator[Row]:
+    with tempfile.TemporaryDirectory() as place:
+        folder = inputs.make_pictures(Path(place), 128)
+        yield from inputs.measure_inputs(folder, 32, (1, 2), 0.1, CPU, 2)
 
 
 def run_suite(pieces: Iterable[Piece], table: Table, minutes: float) -> None:
