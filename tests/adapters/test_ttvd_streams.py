@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import ttvd
+from tests.adapters.test_ttvd_terms import OFF, images, make_adapter
 from ttvd.adapters.objectives import miss_rotation
 from ttvd.models.resnet import ResNet
 from ttvd.toy import make_world
@@ -110,7 +111,6 @@ def bench(request: pytest.FixtureRequest) -> Bench:
     return Bench(**{name: request.getfixturevalue(name) for name in Bench.__dataclass_fields__})
 
 
-OFF: dict[str, Any] = {"known": 0.0, "ratio": 0.0, "prior": None, "soften": 1.0, "full_step": None}
 ALL: dict[str, Any] = {"known": 0.7, "ratio": 0.3, "prior": 2.0, "soften": 1.3, "full_step": 6}
 
 
@@ -125,16 +125,6 @@ def test_each_option_alone(name: str, bench: Bench) -> None:
 def test_all_options_together(outputs: int, structure: str, filtered: bool, bench: Bench) -> None:
     options = ALL if outputs == 12 else {**ALL, "known": 0.0}
     bench.run(outputs, structure=structure, filter=filtered, **options)
-
-
-def make_adapter(name: str = "ttvd", rotations: bool = True, **parameters: Any) -> ttvd.TTVD:
-    adapter = make_world(name, rotations=rotations, **{**OFF, **parameters})[1]()
-    assert isinstance(adapter, ttvd.TTVD)
-    return adapter
-
-
-def images(b: int = 8, seed: int = 0) -> Tensor:
-    return torch.rand(b, 1, 8, 8, generator=torch.Generator().manual_seed(seed))
 
 
 def differing(one: ttvd.TTVD, other: ttvd.TTVD) -> float:
