@@ -31,6 +31,7 @@ MAY_IMPORT = {
         *("geometry", "models", "source", "adapters", "data", "metrics"),
         *("bench", "report", "demo", "deploy", "check"),
     },
+    "__main__": {"cli"},
 }
 LIGHT = {"torch", "numpy", "ttvd", *sys.stdlib_module_names}
 

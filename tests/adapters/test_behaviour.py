@@ -44,6 +44,22 @@ def assert_same_prediction(first: Tensor, second: Tensor) -> None:
     torch.testing.assert_close(first.softmax(-1), second.softmax(-1).detach(), rtol=1e-8, atol=1e-8)
 
 
+def disagree(net: ResNet, make_sites: SitesMaker) -> tuple[ResNet, ttvd.Sites]:
+    """Voronoi cells give class 0 everywhere, power cells class 1: the filter keeps nothing."""
+    with torch.no_grad():
+        net.fc.bias.view(3, -1)[1] += 100.0
+    means = make_sites(net).means.clone()
+    means[1:] += 100.0
+    return net, make_sites(net, means=means)
+
+
+def plant(adapter: ttvd.Adapter) -> dict[str, Tensor]:
+    """Give the optimizer a past; returns the state."""
+    planted = {n: t + 1 if n.startswith("optimizer.") else t for n, t in copy_state(adapter).items()}
+    adapter.load_state_dict(planted)
+    return planted
+
+
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 @pytest.mark.parametrize("objective", ["entropy", "joint", "consensus"])
 @pytest.mark.parametrize("outputs", [12, 3])
@@ -55,20 +71,32 @@ def test_empty_selection_changes_neither_parameters_nor_momentum(
     make_sites: SitesMaker,
     make_stream: StreamMaker,
 ) -> None:
-    """Voronoi cells give class 0 everywhere, power cells class 1; the optimizer remembers an earlier stream."""
-    net = make_net(outputs)
-    with torch.no_grad():
-        net.fc.bias.view(3, -1)[1] += 100.0
-    means = make_sites(net).means.clone()
-    means[1:] += 100.0
-    sites = make_sites(net, means=means)
-    adapter = ttvd.TTVD(net, sites, objective=objective, optimizer=optimizer, lr=0.1, steps=2)
-    planted = {n: t + 1 if n.startswith("optimizer.") else t for n, t in copy_state(adapter).items()}
-    adapter.load_state_dict(planted)
+    """The optimizer remembers an earlier stream."""
+    net, sites = disagree(make_net(outputs), make_sites)
+    terms: dict[str, Any] = {"filter": True, "known": 0.0, "diversity": 1.0, "momentum": 0.9}
+    alone: dict[str, Any] = {"prior": None, "soften": 1.0, "statistics": ttvd.Statistics.batch()}
+    adapter = ttvd.TTVD(
+        net, sites, objective=objective, optimizer=optimizer, lr=0.1, steps=2, **terms, **alone
+    )
+    planted = plant(adapter)
     for x in make_stream(8, 5, 1):
         assert adapter(x).argmax(-1).eq(1).all()
         assert float(adapter.kept) == 0.0
     assert_states_equal(copy_state(adapter), planted)
+
+
+def test_what_follows_the_stream_needs_no_selection(
+    make_net: NetMaker, make_sites: SitesMaker, make_stream: StreamMaker
+) -> None:
+    """By default, with a head that knows the classes alone: weights and slots stand still, and nothing else does."""
+    adapter = ttvd.TTVD(*disagree(make_net(3), make_sites))
+    planted = plant(adapter)
+    for x in make_stream(8, 5, 1):
+        adapter(x)
+        assert float(adapter.kept) == 0.0
+    for name, value in copy_state(adapter).items():
+        still = name.startswith("optimizer.") or name.endswith((".weight", ".bias"))
+        assert torch.equal(value, planted[name]) == still, name
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
@@ -108,7 +136,8 @@ def test_cipd_with_gamma_one_is_label_augmentation_s_aggregation(
 ) -> None:
     """At temperature 4 the softmax is that of the mean over views of the logits of the view's own rotation."""
     net = make_net()
-    adapter = ttvd.create("ttvd", net, sites=make_sites(net), gamma=1.0, tau=4.0, lr=0.05, shift=shift)
+    plain: dict[str, Any] = {"prior": None, "soften": 1.0, "statistics": ttvd.Statistics.batch()}
+    adapter = ttvd.create("ttvd", net, sites=make_sites(net), gamma=1.0, tau=4.0, shift=shift, **plain)
     twin = make_twin(net)
     for x in make_stream(8, 5, 8, 1, 8):
         assert not twin.load_state_dict(parameters_of(adapter), strict=False).unexpected_keys
@@ -158,6 +187,7 @@ def test_pd_that_learns_nothing_is_the_upright_softmax(
 def test_one_class_is_certain_and_finite(
     name: str, outputs: int, make_net: NetMaker, make_sites: SitesMaker, make_stream: StreamMaker
 ) -> None:
+    """Shares of one class are nothing to be estimated, nor is there a ratio of one cell to the others."""
     net = make_net(outputs)
     adapter = ttvd.create(name, net, sites=make_sites(net, classes=1), lr=0.1)
     for x in make_stream(8, 1, 5):

@@ -230,6 +230,6 @@ class TestSites:
 
     def test_a_head_without_bias_and_a_single_class(self) -> None:
         net = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Linear(8, 4, bias=False))
-        out = ttvd.TTVD(net, self.sites(net, classes=1, dim=8))(images())
+        out = ttvd.TTVD(net, self.sites(net, classes=1, dim=8), prior=None)(images())
         assert out.shape == (4, 1)
         assert out.isfinite().all()

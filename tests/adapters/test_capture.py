@@ -126,13 +126,16 @@ def test_a_renewed_adapter_plays_what_it_has(name: str) -> None:
     assert float(adapter.kept) == 1.0
     for x, y in zip(stream, first, strict=True):
         assert_close(adapter(x), y)
-    assert list_recordings(adapter) == recordings
+    # Those that are there are played; a way that had been taken once is recorded the second time.
+    assert [now for now, then in zip(list_recordings(adapter), recordings, strict=True) if then] == [
+        then for then in recordings if then
+    ]
     adapter.release()
     assert count_graphs(adapter) == 0
     adapter.renew()
     for x, y in zip(stream, first, strict=True):
         assert_close(adapter(x), y)
-    assert count_graphs(adapter) == 1
+    assert count_graphs(adapter) == sum(then is not None for then in recordings) == 1
 
 
 def test_the_first_batch_after_a_renewal_is_looked_at() -> None:
@@ -176,7 +179,10 @@ def test_what_a_step_depends_on_makes_a_new_recording() -> None:
     before = adapter.snapshot()
     for _ in range(3):
         assert_close(adapter(x), twin(x))
-    assert all(torch.equal(before[k], v) for k, v in adapter.snapshot().items() if "optimizer" not in k)
+    # What follows the stream goes on following it.
+    learnt = {k: v for k, v in adapter.snapshot().items() if k.endswith((".weight", ".bias"))}
+    assert learnt
+    assert all(torch.equal(before[k], v) for k, v in learnt.items())
     for _ in range(3):
         with torch.autocast("cuda", torch.bfloat16):
             found = adapter(x)

@@ -33,6 +33,18 @@ class Recipe:
     diversity: float = 1.0
 
 
+PINNED: dict[str, Any] = {
+    "known": 0.0,
+    "ratio": 0.0,
+    "prior": None,
+    "soften": 1.0,
+    "full_step": 1,
+    "momentum": 0.9,
+    "statistics": ttvd.Statistics.batch(),
+}
+"""Without what a recipe does not speak of; all of that has a suite of its own, `test_ttvd_default`."""
+
+
 def influence(z: Tensor, sites: Tensor, weights: Tensor | None, gamma: float, shift: float | None) -> Tensor:
     """F (b, k) of views z (v, b, d): the a-th view against sites (k, v, d) of its own number only."""
     centred = sites.flatten(0, 1) - sites.flatten(0, 1).mean(0)
@@ -167,7 +179,6 @@ def sitting(
 
 
 PRESETS: dict[str, tuple[Recipe, float]] = {
-    "ttvd": (Recipe(tau=3.0), 5e-3),
     "vd": (Recipe("vd", "entropy", tau=0.7, filter=False, diversity=0), 0.03),
     "civd": (Recipe("civd", "entropy", -0.8, tau=0.06, filter=False, diversity=0), 0.03),
     "pd": (Recipe("pd", "entropy", tau=1.3, filter=False, diversity=0), 0.03),
@@ -180,12 +191,26 @@ PRESETS: dict[str, tuple[Recipe, float]] = {
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_registered_name(name: str, sitting: Sitting, bench: Bench) -> None:
+    """Nothing is given but the learning rate: the rest is what the paper or its code has."""
     (net, sites, stream), (recipe, lr) = sitting, PRESETS[name]
-    given = {} if name == "ttvd" else {"lr": lr}
-    adapter = ttvd.create(name, net, sites=sites, **given)
+    adapter = ttvd.create(name, net, sites=sites, lr=lr)
     shares = bench.run(adapter, net, sites, recipe, stream, lr=lr)
     if recipe.filter:
         assert any(0 < share < 1 for share in shares), f"the filter was not put to the test: {shares}"
+
+
+def test_every_registered_name_is_looked_at() -> None:
+    family = {name: method for name, method in ttvd.methods().items() if method.adapter is ttvd.TTVD}
+    assert family.keys() == {"ttvd", *PRESETS}
+    assert {method.defaults.get("lr") for name, method in family.items() if name != "ttvd"} == {1e-3}
+    assert family["ttvd"].defaults == {}
+
+
+def test_consensus_with_the_filter_and_balance(sitting: Sitting, bench: Bench) -> None:
+    net, sites, stream = sitting
+    adapter = ttvd.create("ttvd", net, sites=sites, lr=5e-3, filter=True, diversity=1.0, **PINNED)
+    shares = bench.run(adapter, net, sites, Recipe(), stream, lr=5e-3)
+    assert any(0 < share < 1 for share in shares), f"the filter was not put to the test: {shares}"
 
 
 @pytest.mark.parametrize("filtered", [True, False])
@@ -197,7 +222,7 @@ def test_every_combination(
     net, sites, stream = sitting
     tau = 1.0 if structure in ("vd", "pd") else 0.1
     recipe = Recipe(structure, objective, -0.8, tau, None, filtered, diversity=0.5)
-    adapter = ttvd.TTVD(net, sites, lr=0.1, **vars(recipe))
+    adapter = ttvd.TTVD(net, sites, lr=0.1, **PINNED, **vars(recipe))
     bench.run(adapter, net, sites, recipe, stream, lr=0.1)
 
 
@@ -206,8 +231,9 @@ def test_every_combination(
 def test_steps_and_optimizers(optimizer: str, prediction: Any, sitting: Sitting, bench: Bench) -> None:
     net, sites, stream = sitting
     options: dict[str, Any] = {"lr": 0.01, "optimizer": optimizer, "steps": 3, "prediction": prediction}
-    adapter = ttvd.TTVD(net, sites, tau=2.0, statistics=ttvd.Statistics(prior=0.2), **options)
-    bench.run(adapter, net, sites, Recipe(tau=2.0), stream, prior=0.2, **options)
+    recipe, pinned = Recipe(tau=2.0), {**PINNED, "statistics": ttvd.Statistics(prior=0.2)}
+    adapter = ttvd.TTVD(net, sites, **pinned, **vars(recipe), **options)
+    bench.run(adapter, net, sites, recipe, stream, prior=0.2, **options)
 
 
 SHIFTS = [(2.0, 10.0, None), (0.5, 0.3, 7.5), (1.0, 0.5, 0.0), (-0.8, 0.1, 2.0), (-3.0, 1e-5, 30.0)]
@@ -220,7 +246,7 @@ def test_gamma_and_shift(
     """A shift below the largest weight sends some power distances to the floor."""
     net, sites, stream = sitting
     recipe = Recipe("cipd", "entropy", gamma, tau, shift, False, 0.3)
-    adapter = ttvd.TTVD(net, sites, lr=0.1, **vars(recipe))
+    adapter = ttvd.TTVD(net, sites, lr=0.1, **PINNED, **vars(recipe))
     bench.run(adapter, net, sites, recipe, stream, lr=0.1)
 
 
@@ -235,7 +261,8 @@ def test_batches_of_one_come_and_go(
     """Each sample is kept or not: where it is not, momentum and step count must stand still too."""
     net = make_net()
     sites = make_sites(net, seed=0)
-    adapter = ttvd.create("ttvd", net, sites=sites, lr=0.02, optimizer=optimizer)
-    shares = bench.run(adapter, net, sites, Recipe(), make_stream(*[1] * 12), lr=0.02, optimizer=optimizer)
+    options: dict[str, Any] = {"lr": 0.02, "optimizer": optimizer}
+    adapter = ttvd.create("ttvd", net, sites=sites, filter=True, diversity=1.0, **PINNED, **options)
+    shares = bench.run(adapter, net, sites, Recipe(), make_stream(*[1] * 12), **options)
     assert {0.0, 1.0} == set(shares)
     assert shares.index(1.0) < len(shares) - 1 - shares[::-1].index(1.0), "nothing came between two updates"

@@ -1,6 +1,8 @@
 """Recordings and compiled networks, as far as they can be seen on a CPU."""
 
-from collections.abc import Callable
+import copy
+import pickle
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from typing import Any
 
@@ -12,6 +14,7 @@ import ttvd
 from ttvd.adapters.agenda import Plan
 from ttvd.adapters.capture import find_obstacle
 from ttvd.adapters.flat import all_finite, keep_where
+from ttvd.adapters.speed import compile_once
 from ttvd.models.resnet import ResNet
 from ttvd.models.traits import Traits
 from ttvd.toy import make_world
@@ -23,19 +26,33 @@ def make_batches(count: int = 3) -> list[Tensor]:
     return list(torch.rand(count, 6, 1, 8, 8, generator=torch.Generator().manual_seed(2)))
 
 
+@pytest.fixture
+def fresh_compiler() -> Iterator[None]:
+    """What is compiled once for a process is not what another test has compiled."""
+    compile_once.cache_clear()
+    yield
+    compile_once.cache_clear()
+
+
+@pytest.mark.usefixtures("fresh_compiler")
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
 @pytest.mark.parametrize("name", ["tent", "ttvd", "sar"])
 def test_compiled_networks_give_the_same_from_the_second_batch_on(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     graphs: list[int] = []
+    judges: list[str] = []
+    whole = torch.compile
 
     def count(module: Any, _: Any) -> Any:
         graphs.append(1)
         return module.forward
 
-    whole = nn.Module.compile
-    monkeypatch.setattr(nn.Module, "compile", lambda net, **options: whole(net, backend=count, **options))
+    def watch(code: Any, **options: Any) -> Any:
+        judges.extend([code.__name__] if code.__name__ == "_judge" else [])
+        return whole(code, backend=count, **options)
+
+    monkeypatch.setattr(torch, "compile", watch)
     _, make = make_world(name)
     adapter, plain = make().accelerate(compile=True), make()
     first, *rest = make_batches(4)
@@ -45,9 +62,23 @@ def test_compiled_networks_give_the_same_from_the_second_batch_on(
         assert torch.allclose(adapter(x).softmax(1), plain(x).softmax(1), atol=1e-4)
     known = len(graphs)
     assert known >= 1
+    for key, value in plain.snapshot().items():
+        assert torch.allclose(adapter.snapshot()[key], value, atol=1e-3), key
     assert torch.allclose(adapter(first[:3]).softmax(1), plain(first[:3]).softmax(1), atol=1e-4)
     assert torch.allclose(adapter.predict(first).softmax(1), plain.predict(first).softmax(1), atol=1e-4)
     assert len(graphs) == known
+    check_copies(adapter, plain, first)
+    assert judges == (["_judge"] if name == "ttvd" else []), "once for all, and where there is one"
+
+
+def check_copies(adapter: ttvd.Adapter, plain: ttvd.Adapter, x: Tensor) -> None:
+    """A compiled adapter is copied and saved as any other, and the copies go on as it does."""
+    copies = [copy.deepcopy(adapter), pickle.loads(pickle.dumps(adapter))]  # noqa: S301
+    wanted = [plain(x).softmax(1) for _ in range(3)]
+    for one in (adapter, *copies):
+        assert one.compiled
+        for answer in wanted:
+            assert torch.allclose(one(x).softmax(1), answer, atol=1e-3)
 
 
 @pytest.mark.parametrize("name", list(ttvd.methods()))

@@ -13,14 +13,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import ttvd
 from tests.adapters.test_ttvd_terms import OFF, images, make_adapter
-from ttvd.adapters.objectives import miss_rotation
+from ttvd.adapters.objectives import log_rotations
 from ttvd.models.resnet import ResNet
 from ttvd.toy import make_world
 
 
 @dataclass
 class Naive:
-    """TTVD with gamma 1 and all terms; what is predicted is no part of the loss."""
+    """TTVD with gamma 1 and all terms; the class that is answered is the one that is learnt."""
 
     twin: Any
     means: Tensor
@@ -43,18 +43,19 @@ class Naive:
         power = sum((p[a, :, :, a].log() for a in range(len(p))), torch.zeros(()))
         voronoi = -torch.stack([torch.cdist(z[a], self.means[:, a]) for a in range(turns)]).sum(0)
         scores = (power if self.structure in ("pd", "cipd") else voronoi) / self.tau
+        answer = self.predict(scores.detach())
         chosen = (power.argmax(1) == voronoi.argmax(1)).tolist() if self.filter else [True] * len(x)
         loss = torch.zeros(())
         for i, kept in enumerate(chosen):
             turned = torch.stack([p[a, i, :, a].sum() for a in range(len(p))])
             loss = loss - self.known * turned.log().mean() / len(x)
             if kept:
-                loss = loss + self.cost(p[:, i], int(scores[i].argmax())) / sum(chosen)
+                loss = loss + self.cost(p[:, i], int(answer[i].argmax())) / sum(chosen)
         mean = scores.softmax(1).mean(0)
         loss = loss + (len(x) - 1) / len(x) * (mean * mean.log()).sum()
         if self.full_step is not None and len(x) < self.full_step:
             loss = loss * len(x) / self.full_step
-        return self.predict(scores.detach()), len(x) if self.known else sum(chosen), loss
+        return answer, len(x) if self.known else sum(chosen), loss
 
     def cost(self, p: Tensor, label: int) -> Tensor:
         """Consensus and likelihood ratio of one image, from the probabilities (v, k, rotations) of its views."""
@@ -90,9 +91,8 @@ class Bench:
         net = self.make_net(outputs)
         sites, twin = self.make_sites(net), self.make_twin(net)
         naive, descent = Naive(twin, sites.means, **options), self.make_optimizer(twin, "sgd", 0.03)
-        adapter = ttvd.TTVD(
-            net, sites, lr=0.03, tau=naive.tau, diversity=1.0, gamma=1.0, **{**OFF, **options}
-        )
+        chosen = {**OFF, "diversity": 1.0, **options}
+        adapter = ttvd.TTVD(net, sites, lr=0.03, tau=naive.tau, gamma=1.0, **chosen)
         for x in self.make_stream(8, 5, 1, 6):
             quiet = adapter.predict(x)
             found, (wanted, used, loss) = adapter(x), naive(x)
@@ -132,9 +132,19 @@ def differing(one: ttvd.TTVD, other: ttvd.TTVD) -> float:
     return max(float((value - theirs[name]).abs().max()) for name, value in one.state_dict().items())
 
 
-@pytest.mark.parametrize("options", [{"prior": 3.0}, {"soften": 2.0}], ids=["prior", "soften"])
-def test_what_is_done_to_predictions_teaches_nothing(options: dict[str, Any]) -> None:
-    plain, treated = make_adapter(), make_adapter(**options)
+UNTAUGHT: list[tuple[str, dict[str, Any]]] = [
+    *((objective, {"soften": 2.0}) for objective in ("consensus", "entropy", "joint")),
+    *((objective, {"prior": 3.0}) for objective in ("entropy", "joint")),
+]
+
+
+@pytest.mark.parametrize(("objective", "options"), UNTAUGHT)
+def test_what_is_done_to_answers_teaches_nothing_but_their_class(
+    objective: str, options: dict[str, Any]
+) -> None:
+    """A factor leaves the class as it is, and objectives without a class see nothing of the answer."""
+    plain = make_adapter(objective=objective, diversity=1.0)
+    treated = make_adapter(objective=objective, diversity=1.0, **options)
     for seed in range(3):
         before, after = plain(images(seed=seed)), treated(images(seed=seed))
         assert (before.softmax(1) - after.softmax(1)).abs().max() > 1e-4
@@ -144,11 +154,28 @@ def test_what_is_done_to_predictions_teaches_nothing(options: dict[str, Any]) ->
     assert differing(plain, treated) == 0.0
 
 
+def test_the_class_that_is_answered_is_learnt() -> None:
+    """Where shares change an answer, they change the step; it is that of the answer given as the label."""
+    plain, treated, x = make_adapter(filter=False), make_adapter(filter=False, prior=0.1), images(24)
+    label = treated.predict(x).argmax(1)
+    assert (plain.predict(x).argmax(1) != label).any(), "no answer was corrected: this shows nothing"
+    step = treated.loss(x)
+    _, logits = treated._look(x)
+    wanted = torch.stack(
+        [-logits[a].log_softmax(1)[i, 4 * int(label[i]) + a] for a in range(4) for i in range(24)]
+    ).mean()
+    torch.testing.assert_close(step.loss, wanted)
+    assert plain.loss(x).loss < step.loss
+    plain(x)
+    treated(x)
+    assert differing(plain, treated) > 0.0
+
+
 def test_a_smaller_batch_takes_a_smaller_step() -> None:
     """While the size stays, it is the learning rate that is divided; from the full size on nothing changes."""
     for size, share in ((4, 0.5), (1, 0.125), (8, 1.0), (12, 1.0)):
-        scaled = make_adapter(full_step=8, lr=0.01, filter=False)
-        slow = make_adapter(lr=0.01 * share, filter=False)
+        scaled = make_adapter(full_step=8, lr=0.01, diversity=1.0)
+        slow = make_adapter(lr=0.01 * share, diversity=1.0)
         for seed in range(3):
             scaled(images(size, seed))
             slow(images(size, seed))
@@ -177,7 +204,7 @@ def test_known_rotations_become_better_known() -> None:
 
     def miss() -> float:
         _, logits = adapter._look(x)
-        return float(miss_rotation(logits, 4).mean())
+        return -float(log_rotations(logits, 4).diagonal(dim1=0, dim2=2).mean())
 
     with torch.no_grad():
         before = miss()
@@ -194,9 +221,11 @@ def test_the_contract_is_kept_with_all_terms(name: str, rotations: bool) -> None
     ttvd.check_adapter(make, model, [images(seed=seed) for seed in range(4)])
 
 
+@pytest.mark.parametrize("options", [{"filter": False, **ALL}, {}], ids=["all terms", "default"])
 @pytest.mark.parametrize("scale", [1e-4, 1.0, 1e4])
 def test_single_images_and_heads_of_any_size_stay_finite(
     scale: float,
+    options: dict[str, Any],
     make_net: Callable[..., ResNet],
     make_sites: Callable[..., ttvd.Sites],
     make_stream: Callable[..., list[Tensor]],
@@ -205,7 +234,7 @@ def test_single_images_and_heads_of_any_size_stay_finite(
     with torch.no_grad():
         net.fc.weight.mul_(scale)
         net.fc.bias.mul_(scale)
-    adapter = ttvd.TTVD(net, make_sites(net), filter=False, **ALL)
+    adapter = ttvd.TTVD(net, make_sites(net), **options)
     for x in make_stream(1, 1, 5, 1):
         step = adapter.loss(x.float())
         gradients = torch.autograd.grad(step.loss, adapter.adapting())

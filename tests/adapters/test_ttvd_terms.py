@@ -13,12 +13,22 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import ttvd
-from ttvd.adapters.objectives import miss_rotation, soft_ratio
+from ttvd.adapters.objectives import log_rotations, soft_ratio
 from ttvd.toy import make_world
 
 BOUNDED = settings(deadline=None, derandomize=True, max_examples=40)
 SEEDS = st.integers(0, 2**16)
-OFF: dict[str, Any] = {"known": 0.0, "ratio": 0.0, "prior": None, "soften": 1.0, "full_step": None}
+OFF: dict[str, Any] = {
+    "diversity": 0.0,
+    "known": 0.0,
+    "ratio": 0.0,
+    "prior": None,
+    "soften": 1.0,
+    "full_step": 1,
+    "momentum": 0.9,
+    "statistics": ttvd.Statistics.batch(),
+}
+"""The consensus, and nothing besides."""
 
 
 def draw(seed: int, *shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
@@ -31,13 +41,11 @@ def plain_ratio(row: Tensor) -> Tensor:
     return -sum((p[c] * torch.log(p[c] / (1 - p[c])) for c in range(len(p))), torch.zeros(()))
 
 
-def plain_miss(views: Tensor, rotations: int) -> Tensor:
-    """Mean of -log p_a(rotation a) of one image with joint logits (v, k * rotations)."""
-    costs = []
-    for a, row in enumerate(views):
-        p = row.exp() / row.exp().sum()
-        costs.append(-torch.log(sum((p[cell] for cell in range(a, len(p), rotations)), torch.zeros(()))))
-    return torch.stack(costs).mean()
+def plain_rotations(row: Tensor, rotations: int) -> Tensor:
+    """Logarithms of the probabilities of the rotations, of one row of joint logits (k * rotations)."""
+    p = row.exp() / row.exp().sum()
+    each = [sum((p[c] for c in range(a, len(p), rotations)), torch.zeros(())) for a in range(rotations)]
+    return torch.stack(each).log()
 
 
 def assert_same_with_gradient(
@@ -62,17 +70,27 @@ def test_ratio_is_the_plain_formula(seed: int, rows: int, cells: int) -> None:
 
 
 @BOUNDED
-@given(seed=SEEDS, views=st.integers(1, 4), images=st.integers(1, 3), classes=st.integers(1, 4))
-def test_known_rotation_is_the_plain_formula(seed: int, views: int, images: int, classes: int) -> None:
+@given(
+    seed=SEEDS,
+    views=st.integers(1, 4),
+    images=st.integers(1, 3),
+    classes=st.integers(1, 4),
+    rotations=st.integers(1, 4),
+)
+def test_rotations_are_the_plain_formula(
+    seed: int, views: int, images: int, classes: int, rotations: int
+) -> None:
     """Fewer views than rotations too: a single diagram looks at the upright one alone."""
+    logits = draw(seed, views, images, rotations * classes)
     assert_same_with_gradient(
-        lambda x: miss_rotation(x, 4),
-        lambda x: torch.stack([plain_miss(x[:, i], 4) for i in range(x.shape[1])]),
-        draw(seed, views, images, 4 * classes),
+        lambda x: log_rotations(x, rotations),
+        lambda x: torch.stack([torch.stack([plain_rotations(row, rotations) for row in rows]) for rows in x]),
+        logits,
     )
+    assert log_rotations(logits, rotations).shape == (views, images, rotations)
 
 
-@pytest.mark.parametrize("function", [soft_ratio, lambda x: miss_rotation(x, 4)], ids=["ratio", "known"])
+@pytest.mark.parametrize("function", [soft_ratio, lambda x: log_rotations(x, 4)], ids=["ratio", "rotations"])
 @BOUNDED
 @given(seed=SEEDS, offset=st.floats(-50, 50))
 def test_constants_of_rows_do_not_matter(
@@ -88,7 +106,7 @@ EXTREMES = torch.tensor(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("function", [soft_ratio, lambda x: miss_rotation(x, 2)], ids=["ratio", "known"])
+@pytest.mark.parametrize("function", [soft_ratio, lambda x: log_rotations(x, 2)], ids=["ratio", "rotations"])
 def test_extreme_logits_have_finite_losses_and_gradients(
     function: Callable[[Tensor], Tensor], dtype: torch.dtype
 ) -> None:
@@ -113,9 +131,9 @@ def test_ratio_pulls_where_entropy_has_stopped() -> None:
 def test_half_precision_is_left() -> None:
     logits = draw(0, 4, 3, 12).bfloat16()
     with torch.autocast("cpu", torch.bfloat16):
-        found = soft_ratio(logits), miss_rotation(logits, 4)
+        found = soft_ratio(logits), log_rotations(logits, 4)
     for value, truth in zip(
-        found, (soft_ratio(logits.double()), miss_rotation(logits.double(), 4)), strict=True
+        found, (soft_ratio(logits.double()), log_rotations(logits.double(), 4)), strict=True
     ):
         assert value.dtype == torch.float32
         torch.testing.assert_close(value.double(), truth, rtol=1e-4, atol=1e-5)
@@ -145,8 +163,13 @@ def test_the_registry_knows_the_parameters() -> None:
         ({"ratio": math.inf}, "ratio must be a finite weight"),
         ({"prior": 0.0}, "prior must be a positive, finite number of imagined images"),
         ({"prior": math.inf}, "prior must be a positive"),
+        ({"prior": "batch"}, "prior must be 'stream', a number of imagined images or None, got 'batch'"),
         ({"soften": 0.0}, "soften must be positive"),
+        ({"soften": math.inf}, "soften must be positive and finite"),
+        ({"soften": math.nan}, "soften must be positive and finite"),
+        ({"soften": "batch"}, "soften must be 'stream' or a positive number, got 'batch'"),
         ({"full_step": 0}, "full_step must be at least 1 image"),
+        ({"full_step": 0, "optimizer": "adam"}, "full_step must be at least 1 image"),
         ({"full_step": 64, "optimizer": "adam"}, "do not depend on its scale: use optimizer='sgd'"),
     ],
 )

@@ -1,11 +1,13 @@
 """TTAB's oracle against its description: re-evaluate after each step, keep the best, go on from there."""
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 import ttvd
 from ttvd.bench.run import choose_step, run
+from ttvd.toy import make_world
 
 
 def make_net() -> nn.Module:
@@ -78,3 +80,39 @@ def test_the_share_that_was_kept_is_that_of_the_chosen_step() -> None:
         tried.append((int((out.argmax(1) == y).sum()), -float(F.cross_entropy(out, y)), float(twin.kept)))
     assert len({kept for *_, kept in tried}) > 1
     assert float(adapter.kept) == max(tried)[2]
+
+
+def read_stream(adapter: ttvd.Adapter) -> dict[str, Tensor]:
+    """What follows the stream: averages and counts, and not the weights that steps change."""
+    parts = ("rows_followed", "running_mean", "running_var", "sameness", "tempering")
+    state = {name: value for name, value in adapter.snapshot().items() if any(part in name for part in parts)}
+    return {name: value.clone() for name, value in state.items()}
+
+
+@pytest.mark.parametrize("rotations", [True, False])
+@pytest.mark.parametrize("prediction", ["before", "after"])
+def test_a_batch_counts_once_however_many_steps_are_tried(prediction: str, rotations: bool) -> None:
+    """And as the first step saw it: what follows the stream is what one plain call makes of it."""
+    make = make_world("ttvd", rotations=rotations, prediction=prediction, filter=False)[1]
+    x = torch.rand(9, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    y, tried, once, asked = torch.arange(9) % 3, make(), make(), []
+
+    def flatter(logits: Tensor) -> Tensor:
+        """The truth, and the surer the later: the last step is the best."""
+        asked.append(1)
+        return len(asked) * F.one_hot(y, 3).to(logits)
+
+    choose_step(tried, x, y, 4, flatter)
+    once(x)
+    weights = [n for n in once.snapshot() if n.endswith("weight")]
+    assert any(not torch.equal(tried.snapshot()[n], once.snapshot()[n]) for n in weights), "one step is kept"
+    found, wanted = read_stream(tried), read_stream(once)
+    assert int(found["sameness.images"]) == 9
+    counts = [value for name, value in found.items() if name.endswith("rows_followed")]
+    assert counts
+    assert all(bool((count == 4 * 9).all()) for count in counts), "each image is forwarded in four views"
+    assert ("tempering.sharpness" in found) == rotations
+    for name, value in wanted.items():
+        assert torch.equal(found[name], value), name
+    tried(x)
+    assert int(read_stream(tried)["sameness.images"]) == 18, "the next one counts again"

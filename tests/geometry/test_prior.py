@@ -170,6 +170,28 @@ def test_half_precision_is_left_and_nothing_waits_for_the_device(
     assert not watched(lambda: shift_weights(scores, 2.0))[1] & WAITING
 
 
+@BOUNDED
+@given(seed=SEEDS, sizes=SIZES, count=COUNTS)
+def test_a_count_may_be_a_tensor(seed: int, sizes: tuple[int, int], count: float) -> None:
+    scores = draw(seed, *sizes)
+    found = shift_weights(scores, torch.tensor(count, dtype=torch.float64))
+    torch.testing.assert_close(found, shift_weights(scores, count), rtol=1e-12, atol=1e-14)
+    narrow = shift_weights(scores.float(), torch.tensor(count))
+    assert narrow.dtype == torch.float32
+    torch.testing.assert_close(narrow.double(), found, rtol=1e-3, atol=1e-4)
+
+
+def test_a_count_that_is_a_tensor_is_not_looked_at(
+    watched: Callable[[Callable[[], object]], tuple[int, set[str]]],
+) -> None:
+    """Nor where it is not one; the price is that nobody refuses it."""
+    scores, count = draw(0, 8, 5).float(), torch.tensor(2.0)
+    names = watched(lambda: shift_weights(scores, count))[1]
+    assert "log" in names
+    assert not names & WAITING
+    assert not shift_weights(scores, torch.tensor(math.nan)).isfinite().any()
+
+
 @pytest.mark.parametrize("count", [0.0, -1.0, math.inf, math.nan])
 def test_counts_that_are_none(count: float) -> None:
     with pytest.raises(ValueError, match="count must be a positive, finite number of imagined images"):

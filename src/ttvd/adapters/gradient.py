@@ -93,11 +93,15 @@ class GradientAdapter(Adapter):
         self.kept.copy_(step.kept.detach())
         return step
 
+    def stream_parts(self) -> nn.Module:
+        """What holds the averages that follow the stream."""
+        return self.model
+
     def adapt(self, x: Tensor) -> Tensor:
         """Take the gradient steps; running statistics learn from the batch once."""
-        with following_stream(self.model):
+        with following_stream(self.stream_parts()):
             step = self.take_step(x)
-        with settled_stream(self.model):
+        with settled_stream(self.stream_parts()):
             for _ in range(self.steps - 1):
                 step = self.take_step(x)
             if self.prediction == "before":

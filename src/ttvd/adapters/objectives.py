@@ -75,20 +75,19 @@ def soft_ratio(logits: Tensor) -> Tensor:
     return -(probs * (log_probs - others)).sum(-1)
 
 
-def miss_rotation(logits: Tensor, rotations: int) -> Tensor:
-    """How surprising the rotations are that views are known to have: mean over a of -log p_a(rotation a), (b,).
+def log_rotations(logits: Tensor, rotations: int) -> Tensor:
+    """Logarithms of the probabilities of the rotations, whatever the class: (v, b, rotations).
 
-    p_a(rotation a) is the sum over the classes of the probabilities of the joint cells (class, a).
+    p_a(r) is the sum over the classes of the probabilities of the joint cells (class, r).
 
     Args:
-        logits: (v, b, k * rotations), class-major; view a has the a-th rotation, v is at most ``rotations``.
+        logits: (v, b, k * rotations), class-major.
         rotations: How many the head tells apart.
 
     Example:
         >>> logits = torch.zeros(2, 1, 3 * 2)  # two views, three classes, two rotations, and no idea
-        >>> miss_rotation(logits, 2).exp()
-        tensor([2.])
+        >>> log_rotations(logits, 2).exp().flatten()
+        tensor([0.5000, 0.5000, 0.5000, 0.5000])
     """
-    log_probs = upcast(logits).log_softmax(-1)
-    own: Tensor = log_probs.unflatten(-1, (-1, rotations)).diagonal(dim1=0, dim2=-1)
-    return -own.logsumexp(1).mean(-1)
+    found: Tensor = upcast(logits).log_softmax(-1).unflatten(-1, (-1, rotations)).logsumexp(2)
+    return found

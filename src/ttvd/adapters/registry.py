@@ -4,7 +4,7 @@ import difflib
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from torch import nn
 
@@ -49,6 +49,12 @@ class Method:
         signature = inspect.signature(self.adapter.__init__).parameters
         chosen = {n: p.default for n, p in signature.items() if p.kind is inspect.Parameter.KEYWORD_ONLY}
         return chosen | dict(self.defaults)
+
+    def takes_both(self, parameter: str) -> bool:
+        """Whether a parameter is a number or a word, as the user likes, whatever its default is."""
+        hints = get_type_hints(self.adapter.__init__).get(parameter)
+        kinds = {type(get_args(kind)[0]) if get_origin(kind) is Literal else kind for kind in get_args(hints)}
+        return {float, str} <= kinds
 
 
 _METHODS: dict[str, Method] = {}

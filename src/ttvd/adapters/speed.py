@@ -1,8 +1,9 @@
 """What may be changed in a network for the sake of speed, in the adapter's own copy of it."""
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
-from typing import Literal, get_args
+from typing import Literal, ParamSpec, TypeVar, get_args
 
 import torch
 import torch.nn.functional as F
@@ -12,6 +13,8 @@ from torch.nn.modules.conv import _ConvNd
 from ttvd.models.split import SplitModel, split
 
 Precision = Literal["float32", "bfloat16"]
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 def choose_dtype(precision: Precision, own: torch.dtype) -> torch.dtype | None:
@@ -62,6 +65,12 @@ def compile_network(network: nn.Module) -> None:
     _hide_heads()
     inner = network.model if isinstance(network, SplitModel) else network
     inner.compile(dynamic=False)
+
+
+@cache
+def compile_once(function: Callable[P, R]) -> Callable[P, R]:
+    """What ``torch.compile`` makes of a function that is not a network's, for all who use it."""
+    return torch.compile(function, dynamic=False)
 
 
 def eager_networks(compiled: bool) -> AbstractContextManager[object]:

@@ -1,7 +1,7 @@
 """TTVD: test-time adaptation guided by Voronoi diagrams, in all its stages."""
 
 from collections.abc import Callable
-from typing import Any, Literal, Self, get_args
+from typing import Literal, Self, get_args
 
 import torch
 import torch.nn.functional as F
@@ -9,9 +9,13 @@ from torch import Tensor, nn
 
 from ttvd.adapters.base import Timing
 from ttvd.adapters.gradient import GradientAdapter, Step
-from ttvd.adapters.objectives import entropy, imbalance, mean_over, miss_rotation, soft_ratio
+from ttvd.adapters.objectives import entropy, imbalance, log_rotations, mean_over, soft_ratio
 from ttvd.adapters.registry import register
+from ttvd.adapters.sameness import Sameness
+from ttvd.adapters.speed import compile_once
+from ttvd.adapters.tempering import Tempering
 from ttvd.adapters.ttvd_options import check_answer, check_choice, check_full_step, check_terms
+from ttvd.adapters.ttvd_presets import PRESETS
 from ttvd.geometry import Diagram, agreement, distances, kept_fraction, view_scores
 from ttvd.geometry.prior import shift_weights
 from ttvd.models.norms import Statistics
@@ -55,23 +59,27 @@ class TTVD(GradientAdapter):
         tau: Temperature; unless given, the one that was fitted on held-out source data.
         shift: Constant added to power distances before the exponent; by default the smallest that makes them
             non-negative everywhere (see ``ttvd.geometry.view_influence``).
-        filter: Use only samples to which the Voronoi and the power diagram give the same class; by default only with
-            ``structure="cipd"``, as in the paper.
+        filter: Use only samples to which the Voronoi and the power diagram give the same class. By default where the
+            head knows the classes alone: the known rotations of all samples do more than leaving some of them out.
         diversity: Weight of the term that keeps the mean prediction of a batch from collapsing to few classes.
         known: Weight of -log p(rotation a) of the views a, over all samples: this label is true whatever the filter
-            says, so that all of a batch is used. The head must tell rotations apart.
+            says, so that all of a batch is used. The head must tell rotations apart; unless given, 1 where it does.
         ratio: Weight of the soft likelihood ratio over the cells of each view, of the kept samples.
         prior: Number of imagined images, spread evenly over the classes, with which the shares of the classes in a
-            batch are estimated; predictions, and they alone, are corrected for these shares
-            (``ttvd.geometry.prior``). None for no correction, which is also what a large number comes to.
-        soften: Factor on the temperature of predictions, and of them alone: above 1 they are less confident.
+            batch are estimated; answers are corrected for these shares (``ttvd.geometry.prior``). ``"stream"`` finds
+            the number along the stream (:class:`~ttvd.adapters.sameness.Sameness`). None for no correction, which is
+            also what a large number comes to.
+        soften: Factor on the temperature of answers, and of them alone: above 1 they are less confident. ``"stream"``
+            measures it on the known rotations (:class:`~ttvd.adapters.tempering.Tempering`). Unless given, that where
+            the head tells rotations apart, else 1.
         full_step: Number of images from which on a step is full; a batch of fewer, b, takes b / full_step of one.
-            None for full steps always. With SGD only.
-        lr: Learning rate.
+            With SGD only, and 64 there unless given; 1 for full steps always.
+        lr: Learning rate; the default is one for SGD without momentum, Adam wants about 0.001.
         optimizer: ``"sgd"`` or ``"adam"``.
         momentum: Momentum of SGD (Nesterov), first beta of Adam.
         steps: Gradient steps for each batch.
-        statistics: Where batch norms take their statistics from; the batch by default.
+        statistics: Where batch norms take their statistics from; by default they follow the stream from the source on,
+            which is worth 16 images, with a memory of 512.
         prediction: Whether the returned logits precede or follow the update.
     """
 
@@ -89,31 +97,32 @@ class TTVD(GradientAdapter):
         shift: float | None = None,
         filter: bool | None = None,
         diversity: float = 1.0,
-        known: float = 0.0,
-        ratio: float = 0.0,
-        prior: float | None = None,
-        soften: float = 1.0,
+        known: float | None = None,
+        ratio: float = 0.3,
+        prior: float | Literal["stream"] | None = "stream",
+        soften: float | Literal["stream"] | None = None,
         full_step: int | None = None,
-        lr: float = 5e-3,
+        lr: float = 0.05,
         optimizer: str = "sgd",
-        momentum: float = 0.9,
+        momentum: float = 0.0,
         steps: int = 1,
         statistics: Statistics | None = None,
         prediction: Timing = "before",
     ) -> None:
+        check_choice("structure", structure, get_args(Structure))
+        check_choice("objective", objective, get_args(Objective))
         parts = split(model)
         sites.check(parts)
+        views = sites.views if structure in ("civd", "cipd") else 1
         super().__init__(
             parts,
             lr=lr,
             optimizer=optimizer,
             momentum=momentum,
             steps=steps,
-            statistics=statistics,
+            statistics=statistics or Statistics(count=16 * views, memory=512 * views, renorm=True),
             prediction=prediction,
         )
-        check_choice("structure", structure, get_args(Structure))
-        check_choice("objective", objective, get_args(Objective))
         self.structure, self.objective = structure, objective
         self.gamma = 1.0 if structure in ("vd", "pd") else gamma
         if tau is None and shift is not None and self.gamma != 1.0:
@@ -122,15 +131,21 @@ class TTVD(GradientAdapter):
         if not self.tau > 0.0:
             raise ValueError(f"tau must be positive, got {self.tau}")
         self.shift = shift
-        self.filter = structure == "cipd" if filter is None else filter
-        self.diversity = diversity
-        self.views = sites.views if structure in ("civd", "cipd") else 1
+        self.views = views
         self.head_views = self.model.linear.out_features // sites.num_classes
-        check_terms(known, ratio, self.head_views)
-        check_answer(prior, soften)
+        self.filter = structure == "cipd" and self.head_views == 1 if filter is None else filter
+        self.known = float(self.head_views > 1) if known is None else known
+        self.ratio = ratio if self.model.linear.out_features > 1 else 0.0  # one cell has no others
+        self.diversity = diversity
+        check_terms(self.known, ratio, diversity, self.head_views)
+        soften = ("stream" if self.head_views > 1 else 1.0) if soften is None else soften
+        check_answer(prior, soften, self.head_views)
         check_full_step(full_step, optimizer)
-        self.known, self.ratio = known, ratio
-        self.prior, self.soften, self.full_step = prior, soften, full_step
+        self.prior, self.soften = prior, soften
+        self.full_step = full_step or (64 if optimizer == "sgd" else 1)
+        shares = prior == "stream" and sites.num_classes > 1  # one class has no shares
+        self.sameness = Sameness(self.model.linear.weight) if shares else None
+        self.tempering = Tempering(self.model.linear.weight) if soften == "stream" else None
         self._place_diagrams(sites)
 
     def _place_diagrams(self, sites: Sites) -> None:
@@ -146,32 +161,50 @@ class TTVD(GradientAdapter):
 
     def output(self, x: Tensor) -> Tensor:
         """Class scores F / tau of the structure, softened and corrected for the shares of the classes."""
-        return self._answer(self._scores(*self._look(x), self.structure) / self.tau)
+        return self._answer(self._soften(self._scores(*self._look(x), self.structure) / self.tau))
+
+    def stream_parts(self) -> nn.Module:
+        """The norms of the network, and what is known of the batches."""
+        return self
 
     def loss(self, x: Tensor) -> Step:
-        """Scores, objective over the kept samples, known rotations of all, and balance of the batch."""
-        z, logits = self._look(x)
+        """Answer, objective over the kept samples, known rotations of all, and balance of the batch."""
+        judge = compile_once(TTVD._judge) if self.compiled else TTVD._judge
+        answer, loss, share, soft, rotations = judge(self, *self._look(x))
+        if self.sameness is not None:
+            self.sameness.follow(soft)
+        if self.tempering is not None:
+            self.tempering.follow(rotations)
+        return Step(answer, loss, share)
+
+    def _judge(self, z: Tensor, logits: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """Answer, loss, share kept, softened scores and rotations, of features (v, b, d) and logits (v, b, outputs)."""
         out = self._scores(z, logits, self.structure) / self.tau
         judged = logits[: self.power.views]  # a head without rotations judges the upright view alone
+        rotations = log_rotations(judged, self.head_views)
+        soft = self._soften(out.detach())
+        answer = self._answer(soft)
         kept = self._keep(z, logits, out)
-        each, share = self._objective(z, judged, out), kept_fraction(kept)
+        each, share = self._objective(z, judged, out, answer.argmax(1)), kept_fraction(kept)
         if self.ratio:
             each = each + self.ratio * soft_ratio(judged).mean(0)
         loss = mean_over(each, kept)
         if self.known:
-            loss = loss + self.known * miss_rotation(judged, self.head_views).mean()
+            loss = loss - self.known * rotations.diagonal(dim1=0, dim2=2).mean()
             share = torch.ones_like(share)  # what the filter drops has a true label still: all take part
         if self.diversity:
             loss = loss + self.diversity * imbalance(out)
-        if self.full_step is not None:
-            loss = loss * min(1.0, len(x) / self.full_step)
-        return Step(self._answer(out), loss, share)
+        return answer, loss * min(1.0, len(out) / self.full_step), share, soft, rotations
+
+    def _soften(self, out: Tensor) -> Tensor:
+        return out / (float(self.soften) if self.tempering is None else self.tempering.factor())
 
     @torch.no_grad()
-    def _answer(self, out: Tensor) -> Tensor:
-        """What is returned for the scores that the losses are made of."""
-        out = out / self.soften
-        return out if self.prior is None else out + shift_weights(out, self.prior)
+    def _answer(self, soft: Tensor) -> Tensor:
+        """What is returned for softened scores: they, corrected for the shares of the classes."""
+        if self.sameness is not None:
+            return soft + shift_weights(soft, self.sameness.concentration())
+        return soft + shift_weights(soft, self.prior) if isinstance(self.prior, int | float) else soft
 
     def _look(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Features (v, b, d) and logits (v, b, outputs) of the views."""
@@ -202,15 +235,15 @@ class TTVD(GradientAdapter):
         both = (known[kind] if kind in known else self._scores(z, logits, kind) for kind in ("civd", "cipd"))
         return agreement(*(scores.argmax(1) for scores in both))
 
-    def _objective(self, z: Tensor, judged: Tensor, out: Tensor) -> Tensor:
-        """Per-sample loss (b,) of features (v, b, d), logits of the views that the head judges, and scores."""
+    def _objective(self, z: Tensor, judged: Tensor, out: Tensor, said: Tensor) -> Tensor:
+        """Per-sample loss (b,) of features (v, b, d), logits of the views that the head judges, scores, answers."""
         if self.objective == "entropy":
             return entropy(out)
         if self.objective == "joint":
             apart = distances(z.flatten(0, 1), self.joint_voronoi).unflatten(0, z.shape[:2])
             return entropy(judged).mean(0) + entropy(-apart).mean(0)
         turn = torch.arange(len(judged), device=z.device)[:, None]
-        cell = out.detach().argmax(1) * self.head_views + turn
+        cell = said * self.head_views + turn
         return F.cross_entropy(judged.flatten(0, 1), cell.flatten(), reduction="none").view_as(cell).mean(0)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
@@ -224,26 +257,7 @@ class TTVD(GradientAdapter):
         return self
 
 
-_PAPER = {"objective": "entropy", "gamma": -0.8, "diversity": 0.0, "lr": 1e-3}
-_CODE = {"objective": "joint", "gamma": 1.0, "diversity": 0.0, "lr": 1e-3}
-_ENTRIES: tuple[tuple[str, str, dict[str, Any]], ...] = (
-    ("ttvd", "Views agree on a class; each learns the cell of that class and its own rotation.", {}),
-    (
-        "vd",
-        "First stage: entropy of the Voronoi diagram's soft labels, upright view.",
-        {"structure": "vd"} | _PAPER,
-    ),
-    (
-        "civd",
-        "Second stage: entropy of the cluster-induced Voronoi diagram's.",
-        {"structure": "civd"} | _PAPER,
-    ),
-    ("pd", "Entropy of the head's power diagram's soft labels, upright view.", {"structure": "pd"} | _PAPER),
-    ("cipd", "Third stage: cluster-induced power diagram with the filter.", {"structure": "cipd"} | _PAPER),
-    ("ttvd-paper", "The third stage with the paper's constants to the letter: tau 1.", {"tau": 1.0} | _PAPER),
-    ("ttvd-reference", "The loss of the authors' code, joint entropies, with a filter that filters.", _CODE),
-)
-for _name, _summary, _defaults in _ENTRIES:
+for _name, _summary, _defaults in PRESETS:
     _looks = 1 if _defaults.get("structure") in ("vd", "pd") else 4
     register(
         _name,
@@ -254,4 +268,5 @@ for _name, _summary, _defaults in _ENTRIES:
         backwards=_looks,
         needs=frozenset({"sites"}),
         defaults=_defaults,
+        revision=3,
     )(TTVD)

@@ -11,9 +11,9 @@ def check_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
         raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {value!r}")
 
 
-def check_terms(known: float, ratio: float, rotations: int) -> None:
+def check_terms(known: float, ratio: float, diversity: float, rotations: int) -> None:
     """Weights of terms are numbers of at least 0, and known rotations need a head that knows ``rotations`` > 1."""
-    for name, weight in (("known", known), ("ratio", ratio)):
+    for name, weight in (("known", known), ("ratio", ratio), ("diversity", diversity)):
         if not 0.0 <= weight < math.inf:
             raise ValueError(f"{name} must be a finite weight of at least 0, got {weight}")
     if known and rotations == 1:
@@ -23,17 +23,27 @@ def check_terms(known: float, ratio: float, rotations: int) -> None:
         )
 
 
-def check_answer(prior: float | None, soften: float) -> None:
-    """What is done to predictions: a number of imagined images or none, and a factor above 0."""
-    if prior is not None:
+def check_answer(prior: float | str | None, soften: float | str, rotations: int) -> None:
+    """What is done to answers: a number of imagined images, ``"stream"`` or None; a factor above 0 or ``"stream"``."""
+    if isinstance(prior, str) and prior != "stream":
+        raise ValueError(f"prior must be 'stream', a number of imagined images or None, got {prior!r}")
+    if prior is not None and not isinstance(prior, str):
         check_count("prior", prior)
-    if not 0.0 < soften < math.inf:
+    if isinstance(soften, str):
+        if soften != "stream":
+            raise ValueError(f"soften must be 'stream' or a positive number, got {soften!r}")
+        if rotations == 1:
+            raise ValueError(
+                "soften='stream' needs a head that tells rotations apart, and this one knows the classes alone: give a "
+                "number, or train the model with label augmentation"
+            )
+    elif not 0.0 < soften < math.inf:
         raise ValueError(f"soften must be positive and finite, got {soften}")
 
 
 def check_full_step(full_step: int | None, optimizer: str) -> None:
-    """A number of images, with an optimizer whose steps grow with the loss."""
-    if full_step is None:
+    """A number of images, and if it is more than 1 an optimizer whose steps grow with the loss."""
+    if full_step is None or full_step == 1:
         return
     if not full_step >= 1:
         raise ValueError(f"full_step must be at least 1 image, got {full_step}")

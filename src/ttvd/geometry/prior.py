@@ -17,7 +17,7 @@ from torch import Tensor
 from ttvd.geometry.precision import upcast
 
 
-def shift_weights(scores: Tensor, count: float, rounds: int = 3) -> Tensor:
+def shift_weights(scores: Tensor, count: float | Tensor, rounds: int = 3) -> Tensor:
     """Returns by how much label shift moves the weights: log(k π), π the shares of the classes in a batch.
 
     π is estimated by expectation and maximisation (Saerens, Latinne and Decaestecker, Neural Computation 2002), with
@@ -28,7 +28,8 @@ def shift_weights(scores: Tensor, count: float, rounds: int = 3) -> Tensor:
 
     Args:
         scores: (b, k) logarithms of posteriors for classes in equal shares, up to a constant for each image.
-        count: number of imagined images, positive; it also keeps every π, and so the result, from the edge.
+        count: number of imagined images, positive; it also keeps every π, and so the result, from the edge. A scalar
+            tensor is not looked at, so that nothing waits for a device.
         rounds: how often π is replaced, from 1 / k on.
 
     Returns:
@@ -39,7 +40,8 @@ def shift_weights(scores: Tensor, count: float, rounds: int = 3) -> Tensor:
         >>> (scores[2] + shift_weights(scores, count=1.0)).softmax(0).round(decimals=2)
         tensor([0.8200, 0.1800])
     """
-    check_count("count", count)
+    if not isinstance(count, Tensor):
+        check_count("count", count)
     if rounds < 1:
         raise ValueError(f"rounds must be at least 1, got {rounds}")
     if scores.ndim != 2 or not len(scores):

@@ -12,6 +12,7 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 
 from ttvd.models.instance_norm import InstanceAwareBatchNorm2d
 from ttvd.models.split import split
+from ttvd.models.stream_norm import Follower as Follower
 from ttvd.models.stream_norm import Statistics as Statistics
 from ttvd.models.stream_norm import StreamNorm as StreamNorm
 
@@ -60,33 +61,33 @@ def _without_normalisation(layer: _BatchNorm) -> _BatchNorm:
 @contextmanager
 def following_stream(model: nn.Module, follow: bool = True) -> Iterator[None]:
     """Let running averages learn from what is forwarded inside, or inside of that again not."""
-    with _flag_norms(model, "following", follow):
+    with _flag_followers(model, "following", follow):
         yield
 
 
 @contextmanager
 def settled_stream(model: nn.Module) -> Iterator[None]:
     """Say that the averages have learnt from the batch that is forwarded inside: it must not count twice."""
-    with _flag_norms(model, "settled", True):
+    with _flag_followers(model, "settled", True):
         yield
 
 
 @contextmanager
-def _flag_norms(model: nn.Module, flag: str, value: bool) -> Iterator[None]:
-    norms = [layer for layer in model.modules() if isinstance(layer, StreamNorm)]
-    before = [getattr(layer, flag) for layer in norms]
-    for layer in norms:
-        setattr(layer, flag, value)
+def _flag_followers(model: nn.Module, flag: str, value: bool) -> Iterator[None]:
+    followers = [part for part in model.modules() if isinstance(part, Follower)]
+    before = [getattr(part, flag) for part in followers]
+    for part in followers:
+        setattr(part, flag, value)
     try:
         yield
     finally:
-        for layer, old in zip(norms, before, strict=True):
-            setattr(layer, flag, old)
+        for part, old in zip(followers, before, strict=True):
+            setattr(part, flag, old)
 
 
 def follows_stream(model: nn.Module) -> bool:
-    """Whether a norm has averages that follow the stream."""
-    return any(isinstance(layer, StreamNorm) and layer.statistics.follows for layer in model.modules())
+    """Whether something has averages that follow the stream."""
+    return any(isinstance(part, Follower) and part.follows for part in model.modules())
 
 
 def running_buffers(model: nn.Module) -> set[str]:

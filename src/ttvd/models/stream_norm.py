@@ -128,7 +128,28 @@ class Statistics:
         return self.prior if self.count is None else self.count / (self.count + batch)
 
 
-class StreamNorm(_BatchNorm):
+class Follower(nn.Module):
+    """What may have averages that follow the stream.
+
+    Attributes:
+        following: Whether they learn from what comes.
+        settled: Whether they have learnt from it already: it must not count twice.
+    """
+
+    following: bool
+    settled: bool
+
+    def __init__(self) -> None:
+        nn.Module.__init__(self)
+        self.following = self.settled = False
+
+    @property
+    def follows(self) -> bool:
+        """Whether there are such averages."""
+        return True
+
+
+class StreamNorm(Follower, _BatchNorm):
     """Batch norm in evaluation mode whose statistics follow a :class:`Statistics` policy.
 
     A channel of which the batch shows a single value has no variance: such an input is normalised with the source
@@ -139,18 +160,22 @@ class StreamNorm(_BatchNorm):
     rows_followed: Tensor
 
     def __init__(self, layer: _BatchNorm, statistics: Statistics) -> None:
-        nn.Module.__init__(self)
+        Follower.__init__(self)
         self.num_features, self.eps, self.momentum = layer.num_features, layer.eps, layer.momentum
         self.affine, self.track_running_stats = layer.affine, layer.track_running_stats
         self.weight, self.bias = layer.weight, layer.bias
         self.statistics = statistics
-        self.following = self.settled = False
         for name in ("running_mean", "running_var", "num_batches_tracked"):
             self.register_buffer(name, getattr(layer, name))
         if statistics.memory is not None and layer.running_mean is not None:
             # Whole numbers, which no change of precision rounds; for each channel, as one may be skipped.
             self.register_buffer("rows_followed", torch.zeros_like(layer.running_mean, dtype=torch.int64))
         self.training = False
+
+    @property
+    def follows(self) -> bool:
+        """Whether the statistics are averages that follow the stream."""
+        return self.statistics.follows
 
     def _check_input_dim(self, input: Tensor) -> None:
         if input.ndim < 2:
