@@ -12,6 +12,7 @@ from ttvd.bench.recipe.planning import list_entries
 from ttvd.bench.setting import Setting
 from ttvd.bench.spec import Member
 from ttvd.bench.supply import Supply
+from ttvd.cli.bench import _read as apply_flags
 from ttvd.data.corruptions import CORRUPTIONS, EXTRA
 
 RECIPES = sorted((Path(__file__).parents[2] / "recipes").glob("*.toml"))
@@ -192,6 +193,54 @@ def test_the_oracle_is_for_methods_that_take_steps() -> None:
     assert found["bn"].selection == "last"
     assert (found["tent"].selection, found["tent"].steps, found["tent"].limit) == ("oracle", 3, 100)
     assert found["tent"].episodic
+
+
+def plan_oracle(seeds: str, lines: str) -> dict[tuple[str, str], list[int]]:
+    """Seeds of the runs, by line and selection."""
+    text = f'seeds = [0, 1, 2]\nrules = ["last", "oracle"]\noracle.seeds = {seeds}\n' + BASE + lines
+    found: dict[tuple[str, str], list[int]] = {}
+    for member in plan(parse_recipe(text, "test"), Supply(Setting())):
+        found.setdefault((member.label, member.spec.selection), []).append(member.spec.seed)
+    return found
+
+
+def test_the_oracle_runs_for_some_of_a_line_s_seeds() -> None:
+    """For those that are both a line's and the oracle's; nothing else is left out."""
+    lines = '[[methods]]\nname = "tent"\n[[methods]]\nname = "sar"\nseeds = [2, 5]\n[[methods]]\nname = "bn"'
+    plain = {("tent", "last"): [0, 1, 2], ("sar", "last"): [2, 5], ("bn", "last"): [0, 1, 2]}
+    assert plan_oracle("[0, 2]", lines) == {**plain, ("tent", "oracle"): [0, 2], ("sar", "oracle"): [2]}
+    with pytest.raises(ValueError, match="line 'sar': none of its seeds is one of \\[oracle\\]"):
+        plan_oracle("1", lines)
+    everywhere = {**plain, ("tent", "oracle"): [0, 1, 2], ("sar", "oracle"): [2, 5]}
+    assert plan_oracle("[5, 2, 1, 0]", lines) == everywhere
+    assert parse_recipe(BASE + '[[methods]]\nname = "bn"', "test").oracle.seeds is None
+
+
+@pytest.mark.parametrize(
+    ("seeds", "words"),
+    [
+        ('"0"', "seeds must be a whole number or a list of them, got '0'; leave the quotation marks out"),
+        ("true", "[oracle] seeds must be a whole number or a list of them"),
+        ("[0.5]", "[oracle] seeds must be a whole number or a list of them"),
+        ("[]", "[oracle] seeds is empty"),
+        ("[1, 1]", "[oracle] seeds has 1 twice"),
+        ("[-1]", "a seed must be a whole number"),
+    ],
+)
+def test_seeds_of_the_oracle_that_are_none(seeds: str, words: str) -> None:
+    with pytest.raises(ValueError, match="recipe test") as caught:
+        plan_oracle(seeds, '[[methods]]\nname = "tent"')
+    assert words in str(caught.value)
+
+
+def test_seeds_on_the_command_line_are_the_oracle_s_too(tmp_path: Path) -> None:
+    text = f'rules = ["oracle"]\noracle.seeds = [0]\noracle.steps = 3\n{BASE}[[methods]]\nname = "tent"\nseeds = 9'
+    (tmp_path / "some.toml").write_text(text)
+    (kept,), (lifted,) = (apply_flags([tmp_path / "some.toml"], None, seeds) for seeds in (None, "1,2"))
+    assert kept.oracle.seeds == (0,)
+    assert (lifted.oracle.seeds, lifted.oracle.steps) == (None, 3)
+    runs = [member.spec for member in plan(lifted, Supply(Setting()))]
+    assert [(run.selection, run.seed) for run in runs] == [("oracle", 1), ("oracle", 2)]
 
 
 def test_the_key_depends_on_what_decides_the_rows() -> None:

@@ -22,7 +22,9 @@ ADAMW = {"optimizer": "adamw", "lr": 0.01, "schedule": "onecycle"}
 
 def make_net(objective: str, device: str, norm: str = "batch") -> nn.Module:
     net = make_model(12 if objective == "sla" else 3, norm=norm)
-    return (RotationNet(net) if objective == "rotation" else net).to(device)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)  # the second head draws its weights
+        return (RotationNet(net) if objective == "rotation" else net).to(device)
 
 
 def compare(a: nn.Module, b: nn.Module, start: nn.Module, tolerance: float) -> None:

@@ -100,7 +100,10 @@ def _read(paths: list[Path], limit: int | None, seeds: str | None) -> "list[Reci
         numbers = _parse_seeds(seeds)
         recipes = [
             replace(
-                recipe, seeds=numbers, methods=tuple(replace(part, seeds=None) for part in recipe.methods)
+                recipe,
+                seeds=numbers,
+                oracle=replace(recipe.oracle, seeds=None),
+                methods=tuple(replace(part, seeds=None) for part in recipe.methods),
             )
             for recipe in recipes
         ]

@@ -44,7 +44,7 @@ _PARTS: Mapping[str, Mapping[str, Kind]] = {
         "set": TEXT, "corruptions": TEXTS, "severity": WHOLE, "constants": TEXT, "limit": WHOLE, "validation": TEXTS,
     },
     "stream": {"order": TEXTS, "join": TEXT, "batch_size": WHOLES},
-    "oracle": {"steps": WHOLE, "episodic": FLAG, "limit": WHOLE},
+    "oracle": {"steps": WHOLE, "episodic": FLAG, "limit": WHOLE, "seeds": WHOLES},
     "methods": {
         "name": TEXTS, "label": TEXT, "checkpoint": TEXT, "views": WHOLE, "set": TABLE, "grid": TABLE,
         "rules": VALUES, "seeds": WHOLES, "episodic": FLAG,

@@ -53,11 +53,19 @@ class StreamPart:
 
 @dataclass(frozen=True)
 class OraclePart:
-    """``[oracle]``: for the rule of that name. Steps for each batch, and whether each batch starts afresh."""
+    """``[oracle]``: for the rule of that name.
+
+    Attributes:
+        steps: For each batch.
+        episodic: Whether each batch starts afresh.
+        limit: Use only so many images.
+        seeds: Which of a line's seeds; all of them unless given.
+    """
 
     steps: int = 10
     episodic: bool = True
     limit: int | None = None
+    seeds: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)

@@ -272,7 +272,15 @@ def _list_domains(
 ) -> Iterator[Spec]:
     domains = tuple(Domain(name, recipe.data.severity) for name in corruptions)
     streams = [(domain,) for domain in domains] if recipe.stream.join == "reset" else [domains]
-    for seed, stream in itertools.product(entry.part.seeds or recipe.seeds, streams):
+    seeds = entry.part.seeds or recipe.seeds
+    if spec.selection == "oracle" and recipe.oracle.seeds is not None:
+        seeds = tuple(seed for seed in seeds if seed in recipe.oracle.seeds)
+        if not seeds:
+            raise ValueError(
+                f"recipe {recipe.name}, line {entry.label!r}: none of its seeds is one of [oracle]; give the line one "
+                "of these, or rules without 'oracle'"
+            )
+    for seed, stream in itertools.product(seeds, streams):
         with looking_for(recipe, "data sets", supply.setting.data, "--data", "the working folder"):
             content = supply.content(spec.data, stream)
         parameters = dict(spec.parameters)

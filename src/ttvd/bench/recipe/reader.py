@@ -142,7 +142,7 @@ class _Reader:
         self.check_whole("[oracle] steps", part.steps)
         if part.limit is not None:
             self.check_whole("[oracle] limit", part.limit)
-        return part
+        return part if part.seeds is None else replace(part, seeds=self.read_seeds(part.seeds))
 
     def read_seeds(self, value: Any) -> tuple[int, ...]:
         seeds = _tuple(value)

@@ -26,7 +26,8 @@ def check_settings(recipe: Recipe, entries: "Iterable[Entry]") -> None:
         known |= set(defaults)
         pairs = [*entry.fixed.items(), *((name, v) for name, values in entry.grid.items() for v in values)]
         for name, value in pairs:
-            _check_value(f"recipe {recipe.name}, line {entry.label!r}", name, value, defaults[name])
+            if not (entry.method.takes_both(name) and (is_number(value) or isinstance(value, str))):
+                _check_value(f"recipe {recipe.name}, line {entry.label!r}", name, value, defaults[name])
     for part, table in (("set", recipe.set), ("grid", recipe.grid)):
         for name in table:
             if name not in known:
