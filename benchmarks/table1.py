@@ -138,7 +138,7 @@ def measure_table(args: argparse.Namespace, table: Table, supply: Supply) -> Ite
     spent: dict[str, Spent] = {}
     start = time.perf_counter()
     if args.jobs:
-        _run_by_workers(recipe, members, supply.setting, args.jobs, spent)
+        _run_by_workers(recipe, members, supply.setting, args.jobs, spent, args.store)
     else:
         for member in members:
             spent.setdefault(member.label, Spent()).add(*time_run(member.spec, supply))
@@ -151,7 +151,12 @@ def measure_table(args: argparse.Namespace, table: Table, supply: Supply) -> Ite
 
 
 def _run_by_workers(
-    recipe: Recipe, members: list[Member], setting: Setting, jobs: int, spent: dict[str, Spent]
+    recipe: Recipe,
+    members: list[Member],
+    setting: Setting,
+    jobs: int,
+    spent: dict[str, Spent],
+    kept: Path | None,
 ) -> None:
     labels = {member.spec.key: member.label for member in members}
 
@@ -164,7 +169,9 @@ def _run_by_workers(
                 done = event.run
                 spent.setdefault(labels[event.key], Spent()).add(done.record, done.facts.seconds)
 
-    with tempfile.TemporaryDirectory() as folder, Store(Path(folder) / "runs.sqlite") as store:
+    with tempfile.TemporaryDirectory() as folder, Store(kept or Path(folder) / "runs.sqlite") as store:
+        if done := store.done():
+            raise ValueError(f"{kept} has {len(done)} runs already: give a new file, or what is timed is not all of it")
         engine = LocalEngine(jobs, [setting.device])
         run_plans([(recipe, members)], store, engine, setting, watch=Watch())
 
@@ -223,11 +230,15 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--corruptions", nargs="+", default=list(CORRUPTIONS), choices=list(CORRUPTIONS))
     parser.add_argument("--limit", type=int, help="images of a run; all unless given")
     parser.add_argument("--jobs", type=int, default=0, help="processes; 0 is this one")
+    parser.add_argument("--store", type=Path, help="with --jobs: keep the runs in this file, for `ttvd bench`")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--precision", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--out", type=Path, help="CSV file")
-    return parser.parse_args(arguments)
+    found = parser.parse_args(arguments)
+    if found.store is not None and not found.jobs:
+        parser.error("--store needs --jobs: runs in this process are not stored")
+    return found
 
 
 if __name__ == "__main__":
