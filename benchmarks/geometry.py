@@ -8,13 +8,15 @@ import torch
 from torch import Tensor
 
 from ttvd.adapters import ETA, LAME, SHOT, T3A, TAST, TTVD, AdaNPC, Adapter, GradientAdapter, Tent
+from ttvd.models.norms import following_stream
 
 _LOSSES = (Tent, SHOT, ETA)
 _PROTOTYPES = (T3A, TAST, LAME, AdaNPC)
 
 
 def isolate_geometry(adapter: Adapter, x: Tensor) -> Callable[[], object] | None:
-    """Distances, influences, filter, loss and its gradient by features and logits; or the update of prototypes.
+    """Scores, filter, loss, its gradient by features and logits, and what is measured along the stream; or the update
+    of prototypes.
 
     Args:
         adapter: It is changed, and good for nothing else afterwards.
@@ -36,7 +38,12 @@ def _isolate_ttvd(adapter: TTVD, x: Tensor) -> Callable[[], object]:
     with torch.no_grad(), adapter._computing():
         z, logits = (tensor.clone().requires_grad_() for tensor in adapter._look(x))
     adapter._look = lambda x: (z, logits)  # type: ignore[method-assign]
-    return lambda: torch.autograd.grad(adapter.loss(x).loss, [z, logits], allow_unused=True)
+
+    def judge() -> object:
+        with following_stream(adapter.stream_parts()):
+            return torch.autograd.grad(adapter.loss(x).loss, [z, logits], allow_unused=True)
+
+    return judge
 
 
 def _isolate_loss(adapter: GradientAdapter, x: Tensor) -> Callable[[], object]:

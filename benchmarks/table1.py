@@ -171,7 +171,9 @@ def _run_by_workers(
 
     with tempfile.TemporaryDirectory() as folder, Store(kept or Path(folder) / "runs.sqlite") as store:
         if done := store.done():
-            raise ValueError(f"{kept} has {len(done)} runs already: give a new file, or what is timed is not all of it")
+            raise ValueError(
+                f"{kept} has {len(done)} runs already: give a new file, or what is timed is not all of it"
+            )
         engine = LocalEngine(jobs, [setting.device])
         run_plans([(recipe, members)], store, engine, setting, watch=Watch())
 
@@ -230,7 +232,9 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--corruptions", nargs="+", default=list(CORRUPTIONS), choices=list(CORRUPTIONS))
     parser.add_argument("--limit", type=int, help="images of a run; all unless given")
     parser.add_argument("--jobs", type=int, default=0, help="processes; 0 is this one")
-    parser.add_argument("--store", type=Path, help="with --jobs: keep the runs in this file, for `ttvd bench`")
+    parser.add_argument(
+        "--store", type=Path, help="with --jobs: keep the runs in this file, for `ttvd bench`"
+    )
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--precision", choices=("float32", "bfloat16"), default="float32")

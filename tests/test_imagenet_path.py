@@ -79,7 +79,8 @@ def write_recipes(place: Path) -> None:
         text = re.sub(r"\nlr = .*", "\nlr = [0.001]", path.read_text())
         text = text.replace("[data]", "[stream]\nbatch_size = 3\n\n[data]")
         text = text.replace('set = "imagenet-c"', 'set = "imagenet-c"\ncorruptions = ["fog"]')
-        text = re.sub(r'name = \["source".*', 'name = ["source", "ttvd"]', text)
+        text = re.sub(r'name = \["source".*', 'name = "source"', text)
+        text = re.sub(r"grid = .*", "set = { lr = 0.05 }", text)
         (place / "recipes" / path.name).write_text(text)
 
 

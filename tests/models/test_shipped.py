@@ -11,7 +11,8 @@ FRACTIONS = (1.0, 0.1, 0.05, 0.01)
 
 
 def test_the_cifar_models_are_there() -> None:
-    assert {"resnet26-cifar10-sla", "resnet26-cifar100-sla"} <= set(CIFAR)
+    kinds = ("sla", "rotation", "instance-aware")
+    assert {f"resnet26-{data}-{kind}" for data in ("cifar10", "cifar100") for kind in kinds} == set(CIFAR)
 
 
 @pytest.mark.parametrize("name", CIFAR)

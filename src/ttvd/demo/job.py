@@ -69,7 +69,7 @@ ENTRIES = (
     Entry("civd", "civd", "digits-sla", parameters={"lr": 0.1}),
     Entry("cipd", "cipd", "digits-sla", parameters={"lr": 0.1}),
     Entry("ttvd-reference", "ttvd-reference", "digits-sla", parameters={"lr": 0.03}),
-    Entry("ttvd", "ttvd", "digits-sla", parameters={"lr": 0.1}),
+    Entry("ttvd", "ttvd", "digits-sla"),
 )
 
 

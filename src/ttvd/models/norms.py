@@ -12,9 +12,10 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 
 from ttvd.models.instance_norm import InstanceAwareBatchNorm2d
 from ttvd.models.split import split
+from ttvd.models.statistics import Statistics as Statistics
 from ttvd.models.stream_norm import Follower as Follower
-from ttvd.models.stream_norm import Statistics as Statistics
 from ttvd.models.stream_norm import StreamNorm as StreamNorm
+from ttvd.models.stream_norm import take_in
 
 Which = Literal["norm", "features", "all"]
 _NORMS = (_BatchNorm, _InstanceNorm, InstanceAwareBatchNorm2d, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
@@ -61,8 +62,15 @@ def _without_normalisation(layer: _BatchNorm) -> _BatchNorm:
 @contextmanager
 def following_stream(model: nn.Module, follow: bool = True) -> Iterator[None]:
     """Let running averages learn from what is forwarded inside, or inside of that again not."""
-    with _flag_followers(model, "following", follow):
-        yield
+    norms = [layer for layer in model.modules() if isinstance(layer, StreamNorm)]
+    try:
+        with _flag_followers(model, "following", follow):
+            yield
+        if follow:
+            take_in(norms)
+    finally:
+        for norm in norms:
+            norm.heard = None if follow else norm.heard
 
 
 @contextmanager

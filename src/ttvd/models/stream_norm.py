@@ -1,8 +1,7 @@
-"""Batch norm at test time: where its statistics come from, and which gradient it has."""
+"""Batch norm at test time, by statistics that follow a policy."""
 
-import math
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -10,122 +9,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn.modules.batchnorm import _BatchNorm
 
-_KINDS = {
-    "batch": (),
-    "source": (),
-    "prior": ("prior",),
-    "count": ("count",),
-    "momentum": ("momentum",),
-    "track": ("count", "memory"),
-}
-"""The words of :meth:`Statistics.parse`, and what the numbers behind them are."""
-
-
-@dataclass(frozen=True)
-class Statistics:
-    """Where a batch-norm layer takes its mean and variance from at test time.
-
-    mean = p * source + (1 - p) * batch, and the same for the variance (the biased one, so that p = 0 is exactly
-    the batch norm of training). Group, layer and instance norm have no such choice and are left as they are.
-
-    Attributes:
-        prior: p, between 0 (the batch alone) and 1 (the source alone).
-        count: If given, p = count / (count + batch size) instead: a pseudo-count of source samples (Schneider et
-            al. 2020), which trusts a small batch less. The batch is what is forwarded: views count.
-        momentum: If given, the statistics are an average that follows the stream:
-            average <- (1 - momentum) * average + momentum * batch, starting at the source; ``prior`` is not used.
-        memory: If given, the statistics are tracked: an average that follows the stream by evidence. It starts at
-            the source, worth ``count`` samples; a batch of b enters with the weight b / (b + n), where n is what the
-            average is worth, ``count`` and all samples since, but never more than ``memory``. Until that many all
-            samples count alike, then the older ones less and less. Averaged are the means and the variances of
-            batches; by how much the means of batches differ is not added to the variance. Views count here too: a
-            method that forwards four views of an image wants four times the numbers.
-        renorm: Values as these statistics say, but the gradient of batch norm on the batch (batch renormalisation,
-            Ioffe 2017). A loss cannot be lowered by moving or scaling a feature of all samples under batch norm; it
-            can with any share of other statistics, and on small batches losses do so until they collapse.
-
-    Example:
-        >>> Statistics.batch().source_share(64), Statistics(count=16).source_share(48)
-        (0.0, 0.25)
-        >>> tracked = Statistics(count=64, memory=1024, renorm=True)
-    """
-
-    prior: float = 0.0
-    count: float | None = None
-    momentum: float | None = None
-    memory: float | None = None
-    renorm: bool = False
-
-    def __post_init__(self) -> None:
-        if not 0.0 <= self.prior <= 1.0:
-            raise ValueError(
-                f"prior is the share of the source statistics, between 0 and 1; got {self.prior}"
-            )
-        if self.count is not None and not 0.0 <= self.count < math.inf:
-            raise ValueError(f"count is a number of source samples, at least 0; got {self.count}")
-        if self.momentum is not None and not 0.0 < self.momentum <= 1.0:
-            raise ValueError(f"momentum must lie in (0, 1]; got {self.momentum}")
-        if self.count is not None and self.momentum is not None:
-            raise ValueError("give either a pseudo-count or a momentum, not both")
-        if self.memory is not None and (self.count is None or not self.memory >= self.count):
-            raise ValueError(
-                "memory is the most samples that tracked statistics are worth, at least the count that they start "
-                f"with; got memory={self.memory}, count={self.count}"
-            )
-
-    @classmethod
-    def batch(cls) -> "Statistics":
-        """Those of the batch at hand."""
-        return cls(prior=0.0)
-
-    @classmethod
-    def source(cls) -> "Statistics":
-        """Those stored at training."""
-        return cls(prior=1.0)
-
-    @classmethod
-    def parse(cls, text: str) -> "Statistics":
-        """From ``batch``, ``source``, ``prior:P``, ``count:N``, ``momentum:M`` or ``track:COUNT:MEMORY``.
-
-        ``:renorm`` may follow each of them. ``str`` gives such a text back.
-
-        Example:
-            >>> Statistics.parse("count:16")
-            Statistics(prior=0.0, count=16.0, momentum=None, memory=None, renorm=False)
-            >>> str(Statistics.parse("track:64:inf:renorm"))
-            'track:64:inf:renorm'
-        """
-        kind, *words = text.split(":")
-        renorm = words[-1:] == ["renorm"]
-        try:
-            numbers = dict(zip(_KINDS[kind], map(float, words[: -1 if renorm else None]), strict=True))
-        except (KeyError, ValueError) as error:
-            raise ValueError(
-                "statistics are batch, source, prior:P, count:N, momentum:M or track:COUNT:MEMORY, with or without "
-                f":renorm behind; got {text!r}"
-            ) from error
-        return cls(**({"prior": 1.0} if kind == "source" else numbers), renorm=renorm)
-
-    def __str__(self) -> str:
-        if self.momentum is not None:
-            kind = "momentum"
-        elif self.count is not None:
-            kind = "count" if self.memory is None else "track"
-        else:
-            kind = {0.0: "batch", 1.0: "source"}.get(self.prior, "prior")
-        numbers = [repr(float(getattr(self, name))).removesuffix(".0") for name in _KINDS[kind]]
-        return ":".join([kind, *numbers, *(["renorm"] if self.renorm else [])])
-
-    @property
-    def follows(self) -> bool:
-        """Whether they are an average that follows the stream, and so a state."""
-        return self.momentum is not None or self.memory is not None
-
-    def source_share(self, batch: int) -> float:
-        """p for a batch of this size; where an average follows the stream, for the first one."""
-        if self.momentum is not None:
-            return 1.0 - self.momentum
-        return self.prior if self.count is None else self.count / (self.count + batch)
+from ttvd.models.statistics import Statistics
 
 
 class Follower(nn.Module):
@@ -165,6 +49,7 @@ class StreamNorm(Follower, _BatchNorm):
         self.affine, self.track_running_stats = layer.affine, layer.track_running_stats
         self.weight, self.bias = layer.weight, layer.bias
         self.statistics = statistics
+        self.heard: Heard | None = None
         for name in ("running_mean", "running_var", "num_batches_tracked"):
             self.register_buffer(name, getattr(layer, name))
         if statistics.memory is not None and layer.running_mean is not None:
@@ -200,16 +85,20 @@ class StreamNorm(Follower, _BatchNorm):
         return self._normalise_mixed(input, self.running_mean, self.running_var)
 
     def _normalise_mixed(self, x: Tensor, running_mean: Tensor, running_var: Tensor) -> Tensor:
+        take_in([self])  # where a layer is used twice, the second time knows of the first
         batch_mean, batch_var = _find_moments(x.detach() if self.statistics.renorm else x)
         dtype = batch_mean.dtype
         share = self._share_of_batch(len(x), dtype)
         mean = torch.lerp(running_mean.to(dtype), batch_mean, share)
         var = torch.lerp(running_var.to(dtype), batch_var, share)
         if self.following and self.statistics.follows and not self.settled:
-            self._follow(mean, var, len(x))
+            self._hear(Heard(mean.detach(), var.detach(), len(x)))
         weight, bias = (None if part is None else part.to(dtype) for part in (self.weight, self.bias))
         if not torch.is_grad_enabled():
             return F.batch_norm(x, mean, var, weight, bias, eps=self.eps)
+        if self.statistics.renorm and _is_plain(x):
+            found: Tensor = _Renorm.apply(x, weight, bias, mean, var, batch_mean, batch_var, self.eps)  # type: ignore[no-untyped-call]
+            return found
         # What is normalised by the batch is brought to the other statistics by a scale and a shift: in this way the
         # passes over the input are those of one batch norm. Renormalised, the two have no gradient.
         invstd = torch.rsqrt(var + self.eps)
@@ -227,14 +116,98 @@ class StreamNorm(Follower, _BatchNorm):
         worth = (self.rows_followed.to(dtype) + self.statistics.count).clamp_max(self.statistics.memory)
         return rows / (worth + rows)
 
-    @torch.no_grad()
-    def _follow(self, mean: Tensor, var: Tensor, rows: int) -> None:
-        fine = mean.isfinite() & var.isfinite()
-        for average, new in ((self.running_mean, mean), (self.running_var, var)):
-            assert average is not None
-            average.copy_(torch.where(fine, new, average))
-        if self.statistics.memory is not None:
-            self.rows_followed.add_(fine, alpha=rows)
+    def _hear(self, heard: "Heard") -> None:
+        """Keep what the averages will be, until :func:`take_in`; at once where a graph is compiled."""
+        self.heard = heard
+        if torch.compiler.is_compiling():
+            take_in([self])
+
+
+class Heard(NamedTuple):
+    """What the averages of a norm become when they have followed a batch.
+
+    Attributes:
+        mean: (c,).
+        var: (c,).
+        rows: How many the batch has.
+    """
+
+    mean: Tensor
+    var: Tensor
+    rows: int
+
+
+@torch.no_grad()
+def take_in(norms: Sequence[StreamNorm]) -> None:
+    """Let averages become what the norms have heard; what is not finite does not enter.
+
+    All of them together: a few operations on many numbers, where one norm after the other has many on a few.
+    """
+    groups: dict[tuple[Any, ...], list[tuple[StreamNorm, Heard]]] = {}
+    for norm in norms:
+        if (heard := norm.heard) is not None:
+            kind = (heard.mean.dtype, heard.mean.device, heard.rows, norm.statistics.memory is None)
+            groups.setdefault(kind, []).append((norm, heard))
+            norm.heard = None
+    for (_, _, rows, untracked), group in groups.items():
+        sizes = [len(heard.mean) for _, heard in group]
+        means = torch.cat([heard.mean for _, heard in group])
+        variances = torch.cat([heard.var for _, heard in group])
+        fine = means.isfinite() & variances.isfinite()
+        for name, new in (("running_mean", means), ("running_var", variances)):
+            averages = [norm.get_buffer(name) for norm, _ in group]
+            merged = torch.where(fine, new, torch.cat(averages).to(new.dtype))
+            torch._foreach_copy_(averages, list(merged.split(sizes)))
+        if not untracked:
+            counts = [norm.rows_followed for norm, _ in group]
+            torch._foreach_add_(counts, list((fine * rows).split(sizes)))
+
+
+class _Renorm(torch.autograd.Function):
+    """Batch norm with the values of some statistics and the gradient of those of the batch (Ioffe 2017).
+
+    out = weight * (r * y + d) + bias, where y is normalised by the batch, r = std of the batch / std and
+    d = (mean of the batch - mean) / std, both constants. One pass forward, as the moments are known.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        mean: Tensor,
+        var: Tensor,
+        batch_mean: Tensor,
+        batch_var: Tensor,
+        eps: float,
+    ) -> Tensor:
+        ctx.save_for_backward(x, weight, mean, var, batch_mean, batch_var)
+        ctx.eps, ctx.bias = eps, bias is not None
+        return F.batch_norm(x, mean, var, weight, bias, eps=eps)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, mean, var, batch_mean, batch_var = ctx.saved_tensors
+        batch_invstd, invstd = torch.rsqrt(batch_var + ctx.eps), torch.rsqrt(var + ctx.eps)
+        ratio = invstd / batch_invstd
+        wanted = [ctx.needs_input_grad[0], weight is not None, weight is not None or ctx.bias]
+        by_x, by_y, by_bias = torch.ops.aten.native_batch_norm_backward(
+            *(gradient, x, ratio if weight is None else weight * ratio),
+            *(None, None, batch_mean, batch_invstd, True, ctx.eps, wanted),
+        )
+        by_weight = None
+        if weight is not None:
+            by_weight = torch.addcmul(by_y * ratio, by_bias, (batch_mean - mean) * invstd)
+        return by_x if wanted[0] else None, by_weight, by_bias if ctx.bias else None, *[None] * 5
+
+
+def _is_plain(x: Tensor) -> bool:
+    """Whether the kernels of batch norm take a tensor as it is, with statistics in float32 or better."""
+    return not torch.compiler.is_compiling() and (
+        x.is_cuda or (x.device.type == "cpu" and x.dtype.itemsize >= 4)
+    )
 
 
 class _Moments(torch.autograd.Function):
