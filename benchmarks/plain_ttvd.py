@@ -56,7 +56,7 @@ class PlainTTVD(Turning):
         for name, layer in list(self.model.named_modules()):
             if isinstance(layer, nn.BatchNorm2d):
                 self.model.set_submodule(name, TrackedNorm(layer))
-        self.excess, self.images = 0.0, 64
+        self.excess, self.images, self.earlier = 0.0, 0, torch.zeros((), device=self.head.weight.device)
         self.sharpness, self.information = 1.0, 64.0
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -87,16 +87,16 @@ class PlainTTVD(Turning):
         return (classes * shares).log()
 
     def watch_classes(self, soft: Tensor) -> None:
-        """How much more often than by chance two images of a batch are of one class."""
-        size, classes = soft.shape
-        if size < 2:
-            return
-        probs = soft.softmax(1)
-        pairs = probs @ probs.T
-        rate = (pairs.sum() - pairs.trace()).item() / (size * (size - 1))
-        found = (rate - 1 / classes) / (1 - 1 / classes)
-        self.excess += (found - self.excess) * size / (self.images + size)
-        self.images = min(self.images + size, 1024)
+        """How much more often two images are of one class in a batch than across batches."""
+        size, probs = len(soft), soft.softmax(1)
+        if size > 1 and self.images:
+            pairs = probs @ probs.T
+            rate = (pairs.sum() - pairs.trace()).item() / (size * (size - 1))
+            base = (probs.mean(0) @ self.earlier).item() / self.images
+            found = (rate - base) / max(1 - base, 0.05)
+            self.excess += (found - self.excess) * size / (min(self.images + 64, 1024) + size)
+        self.earlier = self.earlier + probs.sum(0)
+        self.images += size
 
     def watch_rotations(self, rotations: Tensor, turns: Tensor) -> None:
         """By which factor the logarithms of the rotations' probabilities would say how often they are right."""

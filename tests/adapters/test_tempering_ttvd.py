@@ -115,7 +115,7 @@ def test_the_adapter_hands_over_the_rotations_of_its_views(
     """Joint probabilities summed over the classes; a single diagram knows the upright view alone."""
     net = make_net(3 * views)
     sites = make_sites(net, means=make_sites(net).means[:, :views])
-    adapter, x = ttvd.TTVD(net, sites, structure=structure), images(5).double()
+    adapter, x = ttvd.TTVD(net, sites, structure=structure, known=1.0, soften="stream"), images(5).double()
     turned = [torch.rot90(x, a * 4 // views, (2, 3)) for a in range(views if structure == "cipd" else 1)]
     with torch.no_grad():
         logits = adapter.model(torch.cat(turned))

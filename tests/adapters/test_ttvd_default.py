@@ -58,13 +58,13 @@ class Naive:
         for name, norm in self.norms.items():
             self.twin.set_submodule(name, norm)
         self.means, self.tau, self.rotations = means, tau, net.fc.out_features // CLASSES
-        self.excess, self.images = 0.0, 0
+        self.excess, self.images, self.earlier = 0.0, 0, [0.0] * CLASSES
         self.sharpness, self.information = 1.0, 64.0
         leaves = [p for norm in self.norms.values() for p in norm.parameters()]
         self.full = {"sgd": 64, "adam": 1}[optimizer]
         adam = optimizer == "adam"
         self.descent: Any = (
-            torch.optim.Adam(leaves, lr, (0.0, 0.999)) if adam else torch.optim.SGD(leaves, lr)
+            torch.optim.Adam(leaves, lr, (0.9, 0.999)) if adam else torch.optim.SGD(leaves, lr)
         )
         self.corrected = self.dropped = 0
 
@@ -146,12 +146,14 @@ class Naive:
 
     def count_pairs(self, scores: list[list[float]]) -> None:
         p, b = [softmax(row) for row in scores], len(scores)
-        if b == 1:
-            return
-        pairs = [sum(map(float.__mul__, p[i], p[j])) for i in range(b) for j in range(b) if i != j]
-        found = (sum(pairs) / len(pairs) - 1 / CLASSES) / (1 - 1 / CLASSES)
-        worth = min(64 + self.images, 1024)
-        self.excess = (worth * self.excess + b * found) / (worth + b)
+        total = [sum(row[k] for row in p) for k in range(CLASSES)]
+        if b > 1 and self.images:
+            pairs = [sum(map(float.__mul__, p[i], p[j])) for i in range(b) for j in range(b) if i != j]
+            base = sum(map(float.__mul__, total, self.earlier)) / (b * self.images)
+            found = (sum(pairs) / len(pairs) - base) / max(1 - base, 0.05)
+            worth = min(64 + self.images, 1024)
+            self.excess = (worth * self.excess + b * found) / (worth + b)
+        self.earlier = [old + new for old, new in zip(self.earlier, total, strict=True)]
         self.images += b
 
     def weigh_rotations(self, cells: list[list[Tensor]]) -> None:
@@ -196,6 +198,7 @@ def plant(adapter: ttvd.TTVD, naive: Naive) -> None:
         state["tempering.information"].fill_(7.0)
     adapter.load_state_dict(state)
     naive.excess, naive.images = 0.995, 1024 - 64 - 4
+    naive.earlier = [naive.images / CLASSES] * CLASSES
     for norm in naive.norms.values():
         norm.rows = 4 * (512 - 16) - 40
 
@@ -204,6 +207,10 @@ def assert_same_state(adapter: ttvd.TTVD, naive: Naive) -> None:
     """All that changes is there, and is what the loops made of it."""
     found = dict(adapter.state_dict())
     wanted: dict[str, Any] = {"sameness.excess": naive.excess, "sameness.images": naive.images}
+    if naive.images:
+        wanted["sameness.mean"] = [value / naive.images for value in naive.earlier]
+    else:
+        wanted["sameness.mean"] = 1 / CLASSES
     if naive.rotations > 1:
         wanted |= {"tempering.sharpness": naive.sharpness, "tempering.information": naive.information}
     for name, norm in naive.norms.items():

@@ -13,56 +13,69 @@ MEMORY = 1024
 
 
 class Sameness(Follower):
-    """Follows how often two images of a batch are of one class, and says how unequal the shares of batches are.
+    """Follows how much more often two images are of one class in a batch than across batches.
 
-    If the shares of a batch are drawn from a Dirichlet distribution around equal ones, of concentration A, two of its
-    images are of one class at the rate s = (A / k + 1) / (A + 1), and (s - 1 / k) / (1 - 1 / k) = 1 / (A + 1). The mean
-    of p_i . p_j over the pairs of a batch estimates s, so that the stream itself says what A is: large where batches
-    are well mixed, near 0 where they come sorted by class. With A imagined images the estimate of
-    :func:`ttvd.geometry.prior.shift_weights` is what Bayes' rule makes of the batch (empirical Bayes).
+    If the shares of a batch are drawn from a Dirichlet distribution of concentration A around those of the stream, two
+    of its images are of one class at the rate s = b + (1 - b) / (A + 1), where b is the rate of two images of different
+    batches. The mean of p_i . p_j over the pairs of a batch estimates s, that of its mean posterior with those of
+    earlier batches b, so that the stream itself says what A is: large where batches are alike, near 0 where they come
+    sorted by class. With A imagined images the estimate of :func:`ttvd.geometry.prior.shift_weights` is what Bayes'
+    rule makes of the batch (empirical Bayes).
+
+    A model that a shift has biased towards some classes sees these in all batches alike: b grows with s, and nothing is
+    taken for unequal shares. What no batch differs in cannot be told from such a bias, and is left alone.
 
     Args:
+        classes: How many there are, k, at least 2.
         like: A tensor of the device and the type of the state.
 
     Example:
         >>> from ttvd.models.norms import following_stream
-        >>> sameness = Sameness(torch.zeros(()))
+        >>> sameness = Sameness(4, torch.zeros(()))
         >>> mixed = sameness.concentration().item()
         >>> with following_stream(sameness):
-        ...     for _ in range(50):
-        ...         sameness.follow(torch.tensor([[9.0, 0.0, 0.0, 0.0]]).expand(64, 4))
+        ...     for batch in range(50):  # the first all of class 0, the next all of class 1
+        ...         sameness.follow(9.0 * torch.eye(4)[[batch % 4]].expand(64, 4))
         >>> mixed > 1e3, sameness.concentration().item() < 0.1
         (True, True)
     """
 
     excess: Tensor
     images: Tensor
+    mean: Tensor
 
-    def __init__(self, like: Tensor) -> None:
+    def __init__(self, classes: int, like: Tensor) -> None:
         super().__init__()
         dtype = torch.promote_types(like.dtype, torch.float32)
         self.register_buffer("excess", torch.zeros((), dtype=dtype, device=like.device))
         self.register_buffer("images", torch.zeros((), dtype=torch.int64, device=like.device))
+        self.register_buffer("mean", torch.full((classes,), 1 / classes, dtype=dtype, device=like.device))
 
     @torch.no_grad()
     def follow(self, scores: Tensor) -> None:
         """Take a batch into account, inside ``following_stream`` and not inside ``settled_stream``.
 
-        A batch of one image has no pair and says nothing, and neither do posteriors that are not finite.
+        The first batch has no other to be compared with, and one image none beside it: they only enter the mean.
+        Posteriors that are not finite change nothing.
 
         Args:
-            scores: (b, k), k at least 2; their softmax are the posteriors for equal shares.
+            scores: (b, k); their softmax are the posteriors for equal shares.
         """
-        size, classes = scores.shape
-        if size < 2 or not self.following or self.settled:
+        if not self.following or self.settled:
             return
-        probs = upcast(scores).softmax(1)
-        rate = (probs.sum(0).square().sum() - probs.square().sum()) / (size * (size - 1))
-        found = (rate - 1 / classes) / (1 - 1 / classes)
-        worth = (self.images + START).clamp_max(MEMORY).to(self.excess.dtype)
-        new = self.excess + (found - self.excess) * (size / (worth + size))
-        fine = new.isfinite()
-        self.excess.copy_(torch.where(fine, new, self.excess))
+        size, dtype = len(scores), self.excess.dtype
+        probs = upcast(scores).softmax(1).to(dtype)
+        mean, seen = probs.mean(0), self.images.to(dtype)
+        if size > 1:
+            rate = (probs.sum(0).square().sum() - probs.square().sum()) / (size * (size - 1))
+            base = (mean * self.mean).sum()  # no matrix product, which autocast would round
+            found = (rate - base) / (1 - base).clamp_min(0.05)  # one class alone tells nothing
+            step = size / (seen.clamp_max(MEMORY - START) + START + size)
+            new = self.excess + (found - self.excess) * step * (seen > 0)
+            self.excess.copy_(torch.where(new.isfinite(), new, self.excess))
+        merged = self.mean + (mean - self.mean) * (size / (seen + size))
+        fine = merged.isfinite().all()
+        self.mean.copy_(torch.where(fine, merged, self.mean))
         self.images.add_(fine * size)
 
     def concentration(self) -> Tensor:

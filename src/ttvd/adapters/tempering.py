@@ -24,7 +24,7 @@ class Tempering(Follower):
     over the n images of a batch and I the information so far.
 
     A head that is too sure of rotations is too sure of classes. Answers sum over the views and are fitted already on
-    source data; the square root of the temperature of the rotations fits them (measured: ``docs/method.md``).
+    source data; that the square root of the temperature of the rotations suits them is an observation.
 
     Args:
         like: A tensor of the device and the type of the state.

@@ -36,12 +36,13 @@ class TTVD(GradientAdapter):
     F_k = -sign(gamma) * sum_a q_ka^gamma (q: distance, or power distance) gives the class scores F / tau.
 
     With ``gamma=1`` the cluster-induced power diagram gives the sum of the matching logits of the views: it *is* the
-    aggregation of self-supervised label augmentation.
+    aggregation of self-supervised label augmentation. The defaults use no other diagram on such a head: its Voronoi
+    sites serve the filter, ``"civd"`` and the paper's stages.
 
     Objectives, each averaged over the samples that the filter keeps:
 
-    - ``"consensus"`` (default): the class with the largest influence is joined with the rotation that each view is
-      known to have; each view's cross-entropy against that cell of the joint power diagram.
+    - ``"consensus"`` (default): the class that is answered is joined with the rotation that each view is known to
+      have; each view's cross-entropy against that cell of the joint power diagram.
     - ``"entropy"`` (the paper's): entropy of softmax(F / tau).
     - ``"joint"`` (the authors' code): entropies of each view over all k * v sites, of the power diagram and of the
       Voronoi diagram, with tau 1.
@@ -63,7 +64,8 @@ class TTVD(GradientAdapter):
             head knows the classes alone: the known rotations of all samples do more than leaving some of them out.
         diversity: Weight of the term that keeps the mean prediction of a batch from collapsing to few classes.
         known: Weight of -log p(rotation a) of the views a, over all samples: this label is true whatever the filter
-            says, so that all of a batch is used. The head must tell rotations apart; unless given, 1 where it does.
+            says, so that all of a batch is used. The head must tell rotations apart; unless given, 1 where it does and
+            more than the upright view is looked at.
         ratio: Weight of the soft likelihood ratio over the cells of each view, of the kept samples.
         prior: Number of imagined images, spread evenly over the classes, with which the shares of the classes in a
             batch are estimated; answers are corrected for these shares (``ttvd.geometry.prior``). ``"stream"`` finds
@@ -71,12 +73,12 @@ class TTVD(GradientAdapter):
             also what a large number comes to.
         soften: Factor on the temperature of answers, and of them alone: above 1 they are less confident. ``"stream"``
             measures it on the known rotations (:class:`~ttvd.adapters.tempering.Tempering`). Unless given, that where
-            the head tells rotations apart, else 1.
+            several rotations are looked at and told apart, else 1. With a prior it also decides how sure shares are.
         full_step: Number of images from which on a step is full; a batch of fewer, b, takes b / full_step of one.
             With SGD only, and 64 there unless given; 1 for full steps always.
         lr: Learning rate; the default is one for SGD without momentum, Adam wants about 0.001.
         optimizer: ``"sgd"`` or ``"adam"``.
-        momentum: Momentum of SGD (Nesterov), first beta of Adam.
+        momentum: Momentum of SGD (Nesterov), 0 unless given; first beta of Adam, 0.9 unless given.
         steps: Gradient steps for each batch.
         statistics: Where batch norms take their statistics from; by default they follow the stream from the source on,
             which is worth 16 images, with a memory of 512.
@@ -104,7 +106,7 @@ class TTVD(GradientAdapter):
         full_step: int | None = None,
         lr: float = 0.05,
         optimizer: str = "sgd",
-        momentum: float = 0.0,
+        momentum: float | None = None,
         steps: int = 1,
         statistics: Statistics | None = None,
         prediction: Timing = "before",
@@ -118,7 +120,7 @@ class TTVD(GradientAdapter):
             parts,
             lr=lr,
             optimizer=optimizer,
-            momentum=momentum,
+            momentum=(0.0 if optimizer == "sgd" else 0.9) if momentum is None else momentum,
             steps=steps,
             statistics=statistics or Statistics(count=16 * views, memory=512 * views, renorm=True),
             prediction=prediction,
@@ -134,17 +136,19 @@ class TTVD(GradientAdapter):
         self.views = views
         self.head_views = self.model.linear.out_features // sites.num_classes
         self.filter = structure == "cipd" and self.head_views == 1 if filter is None else filter
-        self.known = float(self.head_views > 1) if known is None else known
+        several = min(self.views, self.head_views) > 1  # of one rotation nothing can be learnt
+        self.known = float(several) if known is None else known
         self.ratio = ratio if self.model.linear.out_features > 1 else 0.0  # one cell has no others
         self.diversity = diversity
         check_terms(self.known, ratio, diversity, self.head_views)
-        soften = ("stream" if self.head_views > 1 else 1.0) if soften is None else soften
+        soften = ("stream" if several else 1.0) if soften is None else soften
         check_answer(prior, soften, self.head_views)
         check_full_step(full_step, optimizer)
-        self.prior, self.soften = prior, soften
+        self.prior = prior if prior is None or isinstance(prior, str) else float(prior)
+        self.soften = soften
         self.full_step = full_step or (64 if optimizer == "sgd" else 1)
         shares = prior == "stream" and sites.num_classes > 1  # one class has no shares
-        self.sameness = Sameness(self.model.linear.weight) if shares else None
+        self.sameness = Sameness(sites.num_classes, self.model.linear.weight) if shares else None
         self.tempering = Tempering(self.model.linear.weight) if soften == "stream" else None
         self._place_diagrams(sites)
 
@@ -204,7 +208,7 @@ class TTVD(GradientAdapter):
         """What is returned for softened scores: they, corrected for the shares of the classes."""
         if self.sameness is not None:
             return soft + shift_weights(soft, self.sameness.concentration())
-        return soft + shift_weights(soft, self.prior) if isinstance(self.prior, int | float) else soft
+        return soft + shift_weights(soft, self.prior) if isinstance(self.prior, float) else soft
 
     def _look(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Features (v, b, d) and logits (v, b, outputs) of the views."""
@@ -257,7 +261,7 @@ class TTVD(GradientAdapter):
         return self
 
 
-for _name, _summary, _defaults in PRESETS:
+for _name, _summary, _defaults, _revision in PRESETS:
     _looks = 1 if _defaults.get("structure") in ("vd", "pd") else 4
     register(
         _name,
@@ -268,5 +272,5 @@ for _name, _summary, _defaults in PRESETS:
         backwards=_looks,
         needs=frozenset({"sites"}),
         defaults=_defaults,
-        revision=3,
+        revision=_revision,
     )(TTVD)

@@ -20,29 +20,38 @@ _PLAIN = {
 _PAPER = _PLAIN | {"objective": "entropy", "gamma": -0.8}
 _THIRD = _PAPER | {"structure": "cipd", "filter": True}
 _CODE = _PLAIN | {"objective": "joint", "filter": True}
-PRESETS: tuple[tuple[str, str, dict[str, Any]], ...] = (
-    ("ttvd", "Views agree on a class; each learns the cell of that class and its own rotation.", {}),
+PRESETS: tuple[tuple[str, str, dict[str, Any], int], ...] = (
+    ("ttvd", "Views agree on a class; each learns the cell of that class and its own rotation.", {}, 4),
     (
         "vd",
         "First stage: entropy of the Voronoi diagram's soft labels, upright view.",
         {"structure": "vd"} | _PAPER,
+        2,
     ),
     (
         "civd",
         "Second stage: entropy of the cluster-induced Voronoi diagram's.",
         {"structure": "civd"} | _PAPER,
+        2,
     ),
-    ("pd", "Entropy of the head's power diagram's soft labels, upright view.", {"structure": "pd"} | _PAPER),
     (
-        "cipd",
-        "Third stage: cluster-induced power diagram with the filter.",
-        _THIRD,
+        "pd",
+        "Entropy of the head's power diagram's soft labels, upright view.",
+        {"structure": "pd"} | _PAPER,
+        2,
     ),
+    ("cipd", "Third stage: cluster-induced power diagram with the filter.", _THIRD, 2),
     (
         "ttvd-paper",
         "The third stage with the paper's constants to the letter: tau 1.",
         _THIRD | {"tau": 1.0},
+        2,
     ),
-    ("ttvd-reference", "The loss of the authors' code, joint entropies, with a filter that filters.", _CODE),
+    (
+        "ttvd-reference",
+        "The loss of the authors' code, joint entropies, with a filter that filters.",
+        _CODE,
+        2,
+    ),
 )
-"""Name, summary, and what differs from the defaults."""
+"""Name, summary, what differs from the defaults, and revision."""

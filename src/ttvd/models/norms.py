@@ -63,14 +63,14 @@ def _without_normalisation(layer: _BatchNorm) -> _BatchNorm:
 def following_stream(model: nn.Module, follow: bool = True) -> Iterator[None]:
     """Let running averages learn from what is forwarded inside, or inside of that again not."""
     norms = [layer for layer in model.modules() if isinstance(layer, StreamNorm)]
+    take_in(norms)  # what an outer block has heard stays, whatever happens inside
     try:
         with _flag_followers(model, "following", follow):
             yield
-        if follow:
-            take_in(norms)
+        take_in(norms)
     finally:
         for norm in norms:
-            norm.heard = None if follow else norm.heard
+            norm.heard = None
 
 
 @contextmanager

@@ -16,7 +16,7 @@ class Follower(nn.Module):
     """What may have averages that follow the stream.
 
     Attributes:
-        following: Whether they learn from what comes.
+        following: Whether they learn from what comes; set by ``following_stream``, at whose end they have learnt.
         settled: Whether they have learnt from it already: it must not count twice.
     """
 
@@ -42,6 +42,7 @@ class StreamNorm(Follower, _BatchNorm):
     """
 
     rows_followed: Tensor
+    heard: "Heard | None" = None
 
     def __init__(self, layer: _BatchNorm, statistics: Statistics) -> None:
         Follower.__init__(self)
@@ -49,7 +50,6 @@ class StreamNorm(Follower, _BatchNorm):
         self.affine, self.track_running_stats = layer.affine, layer.track_running_stats
         self.weight, self.bias = layer.weight, layer.bias
         self.statistics = statistics
-        self.heard: Heard | None = None
         for name in ("running_mean", "running_var", "num_batches_tracked"):
             self.register_buffer(name, getattr(layer, name))
         if statistics.memory is not None and layer.running_mean is not None:
@@ -167,7 +167,8 @@ class _Renorm(torch.autograd.Function):
     """Batch norm with the values of some statistics and the gradient of those of the batch (Ioffe 2017).
 
     out = weight * (r * y + d) + bias, where y is normalised by the batch, r = std of the batch / std and
-    d = (mean of the batch - mean) / std, both constants. One pass forward, as the moments are known.
+    d = (mean of the batch - mean) / std, both constants. One pass forward, as the moments are known. It has no second
+    derivative.
     """
 
     @staticmethod
