@@ -1,9 +1,9 @@
 """Plain eager steps: the methods as their authors' code and its ports write them, for our step to be measured against.
 
 They follow the public code in what costs time: a copy of the model in training mode whose norms have lost their running
-averages, ``loss.backward()``, torch's own optimizers, boolean indexing of what is kept, ``.item()`` where a decision is
-made on the host, loops over classes. They compute what our steps compute (tests compare the predictions). All of them
-run in float32, channels first, one kernel at a time.
+averages (those of TTVD's default keep them), ``loss.backward()``, torch's own optimizers, boolean indexing of what is
+kept, ``.item()`` where a decision is made on the host, loops over classes. They compute what our steps compute (tests
+compare the predictions). All of them run in float32, channels first, one kernel at a time.
 """
 
 from __future__ import annotations
