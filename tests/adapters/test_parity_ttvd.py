@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import ttvd
+from tests.adapters.test_ttvd_terms import OFF
 from ttvd.models.resnet import ResNet
 
 NetMaker = Callable[..., ResNet]
@@ -33,15 +34,7 @@ class Recipe:
     diversity: float = 1.0
 
 
-PINNED: dict[str, Any] = {
-    "known": 0.0,
-    "ratio": 0.0,
-    "prior": None,
-    "soften": 1.0,
-    "full_step": 1,
-    "momentum": 0.9,
-    "statistics": ttvd.Statistics.batch(),
-}
+PINNED = {name: value for name, value in OFF.items() if name != "diversity"}
 """Without what a recipe does not speak of; all of that has a suite of its own, `test_ttvd_default`."""
 
 

@@ -173,19 +173,20 @@ class TTVD(GradientAdapter):
 
     def loss(self, x: Tensor) -> Step:
         """Answer, objective over the kept samples, known rotations of all, and balance of the batch."""
-        judge = compile_once(TTVD._judge) if self.compiled else TTVD._judge
+        judge = compile_once(type(self)._judge) if self.compiled else type(self)._judge
         answer, loss, share, soft, rotations = judge(self, *self._look(x))
         if self.sameness is not None:
             self.sameness.follow(soft)
-        if self.tempering is not None:
+        if self.tempering is not None and rotations is not None:
             self.tempering.follow(rotations)
         return Step(answer, loss, share)
 
-    def _judge(self, z: Tensor, logits: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    def _judge(self, z: Tensor, logits: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
         """Answer, loss, share kept, softened scores and rotations, of features (v, b, d) and logits (v, b, outputs)."""
         out = self._scores(z, logits, self.structure) / self.tau
         judged = logits[: self.power.views]  # a head without rotations judges the upright view alone
-        rotations = log_rotations(judged, self.head_views)
+        asked = self.known or self.tempering is not None
+        rotations = log_rotations(judged, self.head_views) if asked else None
         soft = self._soften(out.detach())
         answer = self._answer(soft)
         kept = self._keep(z, logits, out)
@@ -193,7 +194,7 @@ class TTVD(GradientAdapter):
         if self.ratio:
             each = each + self.ratio * soft_ratio(judged).mean(0)
         loss = mean_over(each, kept)
-        if self.known:
+        if self.known and rotations is not None:
             loss = loss - self.known * rotations.diagonal(dim1=0, dim2=2).mean()
             share = torch.ones_like(share)  # what the filter drops has a true label still: all take part
         if self.diversity:

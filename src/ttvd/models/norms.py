@@ -62,15 +62,15 @@ def _without_normalisation(layer: _BatchNorm) -> _BatchNorm:
 @contextmanager
 def following_stream(model: nn.Module, follow: bool = True) -> Iterator[None]:
     """Let running averages learn from what is forwarded inside, or inside of that again not."""
-    norms = [layer for layer in model.modules() if isinstance(layer, StreamNorm)]
-    take_in(norms)  # what an outer block has heard stays, whatever happens inside
-    try:
-        with _flag_followers(model, "following", follow):
+    with _flag_followers(model, "following", follow) as followers:
+        norms = [part for part in followers if isinstance(part, StreamNorm)]
+        take_in(norms)  # what an outer block has heard stays, whatever happens inside
+        try:
             yield
-        take_in(norms)
-    finally:
-        for norm in norms:
-            norm.heard = None
+            take_in(norms)
+        finally:
+            for norm in norms:
+                norm.heard = None
 
 
 @contextmanager
@@ -81,13 +81,13 @@ def settled_stream(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def _flag_followers(model: nn.Module, flag: str, value: bool) -> Iterator[None]:
+def _flag_followers(model: nn.Module, flag: str, value: bool) -> Iterator[list[Follower]]:
     followers = [part for part in model.modules() if isinstance(part, Follower)]
     before = [getattr(part, flag) for part in followers]
     for part in followers:
         setattr(part, flag, value)
     try:
-        yield
+        yield followers
     finally:
         for part, old in zip(followers, before, strict=True):
             setattr(part, flag, old)
