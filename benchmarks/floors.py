@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from ttvd.adapters import Adapter, Method
 from ttvd.adapters.capture import find_obstacle
+from ttvd.models.norms import following_stream
 
 
 class Pass(NamedTuple):
@@ -61,7 +62,8 @@ class Floor:
         for one in self.passes:
             with torch.autocast(self.device.type, self._precision) if self._precision else nullcontext():
                 torch.clear_autocast_cache()
-                with torch.set_grad_enabled(one.backward):
+                # Averages stand still; what norms compute together in a step they compute together here.
+                with torch.set_grad_enabled(one.backward), following_stream(self.network, False):
                     out = self.network(self.inputs[one.images])
             if one.backward:
                 found = torch.autograd.grad(out.float().sum(), self.parameters, allow_unused=True)

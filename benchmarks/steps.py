@@ -234,7 +234,8 @@ def main() -> None:
     mode = Mode(args.precision, args.channels_last, args.compile, not args.no_graphs)
     longest = LONGEST[device.type] if args.longest is None else args.longest
     plan = Plan(device, mode, args.seconds, tuple(args.rivals), longest)
-    table = Table(f"Steps on {describe_device(device)}, {mode.label}.")
+    torch.backends.cudnn.benchmark = args.tune
+    table = Table(f"Steps on {describe_device(device)}, {mode.label}{', tuned' if args.tune else ''}.")
     measure_all(table, plan, args.methods, args.networks, args.batches)
     table.close(args.out)
 
@@ -247,6 +248,7 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--precision", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--channels-last", action="store_true")
     parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--tune", action="store_true", help="torch.backends.cudnn.benchmark = True, for all")
     parser.add_argument("--no-graphs", action="store_true", help="do not record CUDA graphs")
     parser.add_argument("--methods", nargs="+", default=list(ttvd.methods()), choices=list(ttvd.methods()))
     parser.add_argument("--networks", nargs="+", default=list(NETWORKS), choices=list(NETWORKS))

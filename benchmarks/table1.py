@@ -213,7 +213,9 @@ def main() -> None:
     )
     torch.set_num_threads(args.threads)
     supply = Supply(setting)
-    table = Table(f"CIFAR-10-C on {describe_device(supply.device)}, {args.precision}.")
+    torch.backends.cudnn.benchmark = args.tune
+    tuned = ", tuned" if args.tune else ""
+    table = Table(f"CIFAR-10-C on {describe_device(supply.device)}, {args.precision}{tuned}.")
     if "run" in args.parts:
         table.extend(measure_run(args, supply))
     if "table" in args.parts:
@@ -238,6 +240,9 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--precision", choices=("float32", "bfloat16"), default="float32")
+    parser.add_argument(
+        "--tune", action="store_true", help="torch.backends.cudnn.benchmark = True, in this process"
+    )
     parser.add_argument("--out", type=Path, help="CSV file")
     found = parser.parse_args(arguments)
     if found.store is not None and not found.jobs:

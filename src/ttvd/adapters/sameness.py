@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from ttvd.adapters.flat import all_finite
 from ttvd.geometry.precision import upcast
 from ttvd.models.norms import Follower
 
@@ -65,17 +66,18 @@ class Sameness(Follower):
             return
         size, dtype = len(scores), self.excess.dtype
         probs = upcast(scores).softmax(1).to(dtype)
-        mean, seen = probs.mean(0), self.images.to(dtype)
+        total, seen = probs.sum(0), self.images.to(dtype)
+        mean = total / size
         if size > 1:
-            rate = (probs.sum(0).square().sum() - probs.square().sum()) / (size * (size - 1))
+            rate = (total.square().sum() - probs.square().sum()) / (size * (size - 1))
             base = (mean * self.mean).sum()  # no matrix product, which autocast would round
             found = (rate - base) / (1 - base).clamp_min(0.05)  # one class alone tells nothing
-            step = size / (seen.clamp_max(MEMORY - START) + START + size)
-            new = self.excess + (found - self.excess) * step * (seen > 0)
-            self.excess.copy_(torch.where(new.isfinite(), new, self.excess))
-        merged = self.mean + (mean - self.mean) * (size / (seen + size))
-        fine = merged.isfinite().all()
-        self.mean.copy_(torch.where(fine, merged, self.mean))
+            step = size / (seen.clamp_max(MEMORY - START) + (START + size))
+            new = torch.lerp(self.excess, found, step * (seen > 0))
+            torch.where(all_finite(new), new, self.excess, out=self.excess)
+        merged = torch.lerp(self.mean, mean, size / (seen + size))
+        fine = all_finite(merged)
+        torch.where(fine, merged, self.mean, out=self.mean)
         self.images.add_(fine * size)
 
     def concentration(self) -> Tensor:

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from ttvd.adapters.flat import all_finite
 from ttvd.geometry.precision import upcast
 from ttvd.models.norms import Follower
 
@@ -67,9 +68,9 @@ class Tempering(Follower):
         spread = (weights * (logs - expected[..., None]).square()).sum(-1).mean()
         information = START + (self.information - START) * max(0.0, 1.0 - size / MEMORY) + size * spread
         sharpness = (self.sharpness - size * slope / information).clamp(0.25, 2.0)
-        fine = sharpness.isfinite() & information.isfinite()
-        self.sharpness.copy_(torch.where(fine, sharpness, self.sharpness))
-        self.information.copy_(torch.where(fine, information, self.information))
+        fine = all_finite(sharpness + information)
+        torch.where(fine, sharpness, self.sharpness, out=self.sharpness)
+        torch.where(fine, information, self.information, out=self.information)
 
     def factor(self) -> Tensor:
         """By how much to multiply the temperature of answers: a scalar from 0.71 to 2."""
