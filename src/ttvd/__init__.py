@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from ttvd.models import SplitModel as SplitModel
     from ttvd.models import Statistics as Statistics
     from ttvd.models import split as split
+    from ttvd.models.anchors import anchor_norms as anchor_norms
     from ttvd.models.sites import Sites as Sites
     from ttvd.models.zoo import load as load
     from ttvd.source import calibrate as calibrate
@@ -35,6 +36,7 @@ _HOMES = {
     "ttvd.geometry": ("Diagram",),
     "ttvd.metrics": ("RunningMetrics",),
     "ttvd.models": ("SplitModel", "Statistics", "split"),
+    "ttvd.models.anchors": ("anchor_norms",),
     "ttvd.models.sites": ("Sites",),
     "ttvd.models.zoo": ("load",),
     "ttvd.source": ("calibrate", "estimate_sites"),

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import ttvd
 from tests.adapters.test_ttvd_terms import OFF, images, make_adapter
-from ttvd.adapters.objectives import log_rotations
+from ttvd.adapters.objectives import log_posteriors, log_rotations
 from ttvd.models.resnet import ResNet
 from ttvd.toy import make_world
 
@@ -204,7 +204,7 @@ def test_known_rotations_become_better_known() -> None:
 
     def miss() -> float:
         _, logits = adapter._look(x)
-        return -float(log_rotations(logits, 4).diagonal(dim1=0, dim2=2).mean())
+        return -float(log_rotations(log_posteriors(logits), 4).diagonal(dim1=0, dim2=2).mean())
 
     with torch.no_grad():
         before = miss()

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import ttvd
-from ttvd.adapters.objectives import log_rotations, soft_ratio
+from ttvd.adapters import objectives
 from ttvd.toy import make_world
 
 BOUNDED = settings(deadline=None, derandomize=True, max_examples=40)
@@ -29,6 +29,14 @@ OFF: dict[str, Any] = {
     "statistics": ttvd.Statistics.batch(),
 }
 """The consensus, and nothing besides."""
+
+
+def soft_ratio(logits: Tensor) -> Tensor:
+    return objectives.soft_ratio(objectives.log_posteriors(logits))
+
+
+def log_rotations(logits: Tensor, rotations: int) -> Tensor:
+    return objectives.log_rotations(objectives.log_posteriors(logits), rotations)
 
 
 def draw(seed: int, *shape: int, dtype: torch.dtype = torch.float64) -> Tensor:

@@ -1,5 +1,6 @@
 """A run against a loop written by hand, from the data files to the numbers."""
 
+from collections.abc import Iterable
 from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 import torch
 
 import ttvd
+from ttvd.adapters import find_method
 from ttvd.bench.job import build_adapter, execute, make_order
 from ttvd.bench.recipe import parse_recipe, plan
 from ttvd.bench.run import choose_step
@@ -156,7 +158,7 @@ def test_an_image_is_corrupted_alike_whatever_the_limit(supply: Supply) -> None:
 
 def test_sites_from_a_share_of_the_source_data(supply: Supply) -> None:
     spec = make_spec(supply, "civd")
-    few = replace(spec, sites=0.05, weights=supply.weights(spec.checkpoint))
+    few = replace(spec, sites=0.05, weights=supply.weights(spec.checkpoint, find_method("civd"), 0.05, {}))
     a, b = build_adapter(spec, supply), build_adapter(few, supply)
     x = supply.batch(spec, spec.domains[0], torch.arange(32))
     assert not torch.equal(a(x), b(x))
@@ -221,6 +223,46 @@ def test_other_sites_of_the_same_model_make_other_runs(tmp_path: Path) -> None:
     after = {name: make_spec(Supply(setting), name, 'checkpoint = "digits-sla"') for name in before}
     assert before["ttvd"].key != after["ttvd"].key
     assert before["bn"].key == after["bn"].key
+
+
+@pytest.mark.parametrize(("change", "views"), [("means", 4), ("variances", 1)])
+def test_other_anchors_make_other_runs_of_those_alone_who_use_them(
+    tmp_path: Path, change: str, views: int
+) -> None:
+    home, setting = tmp_path / sites_path("", "digits-sla").name, Setting(checkpoints=tmp_path)
+    for file in (Path(str(files("ttvd.models"))) / "checkpoints").glob("digits-sla*"):
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    bare = ["vd", "civd", "pd", "cipd", "ttvd-paper", "ttvd-reference", "bn", "ttvd statistics=batch"]
+    bare += ["ttvd statistics=track:64:2048:renorm", "ttvd-paper statistics=count:16"]
+    bare += ["ttvd structure=vd statistics=track:16:512:renorm"]
+    using = {1: ["ttvd structure=vd", "ttvd structure=pd", "ttvd structure=pd statistics=batch:anchored"]}
+    using[1] += ["vd statistics=batch:anchored", "pd statistics=count:16:anchored", "bn+anchored-upright"]
+    using[4] = ["ttvd", "ttvd statistics=batch:anchored", "ttvd statistics=track:64:1024:anchored"]
+    using[4] += ["ttvd-paper statistics=batch:anchored", "ttvd structure=civd", "bn+anchored"]
+    runs = [*bare, *using[1], *using[4]]
+
+    def list_specs(runs: Iterable[str]) -> dict[str, Spec]:
+        supply, specs = Supply(setting), {}
+        for run in runs:
+            name, *options = run.split()
+            name, anchored, end = name.partition("+")
+            chosen = ", ".join('{} = "{}"'.format(*option.split("=")) for option in options)
+            more = f'checkpoint = "digits-sla{anchored}{end}"\nset = {{ {chosen} }}'
+            specs[run] = make_spec(supply, name, more)
+        return specs
+
+    before, sites = list_specs(runs), Sites.load(home)
+    anchors = sites.anchors[views]
+    moved = replace(anchors, **{change: getattr(anchors, change) + 1})
+    replace(sites, anchors={**sites.anchors, views: moved}).save(home)
+    after = list_specs(runs)
+    assert {run for run in after if before[run].key != after[run].key} == set(using[views])
+    with pytest.raises(ValueError, match="all machines need the same files"):
+        execute(before[using[views][0]], Supply(setting))
+    replace(sites, anchors={5 - views: sites.anchors[5 - views]}).save(home)
+    lost = list_specs(run for run in runs if "anchored" not in run)
+    others = {run for run in lost if lost[run].key not in (before[run].key, after[run].key)}
+    assert others == set(using[views]) & set(lost)
 
 
 @pytest.mark.parametrize("method", ["eata", "adanpc"])

@@ -12,11 +12,15 @@ from ttvd.models.norms import Statistics
 ALL = ["batch", "source", "prior:0.2", "count:16", "momentum:0.1", "track:64:1024", "track:0:inf"]
 
 
-@pytest.mark.parametrize("text", [*ALL, *(f"{text}:renorm" for text in ALL)])
+FLAGS = ["", ":renorm", ":anchored", ":renorm:anchored"]
+
+
+@pytest.mark.parametrize("text", [text + flags for text in ALL for flags in FLAGS])
 def test_recipes_hold_every_policy(text: str) -> None:
     statistics = Statistics.parse(text)
     assert str(statistics) == text
-    assert statistics.renorm == text.endswith("renorm")
+    assert statistics.renorm == ("renorm" in text)
+    assert statistics.anchored == text.endswith("anchored")
     plain = json.loads(json.dumps(to_plain(statistics), allow_nan=False))
     assert _from_plain("statistics", plain) == statistics
     assert _from_plain("statistics", text) == statistics
@@ -27,13 +31,16 @@ def test_recipes_hold_every_policy(text: str) -> None:
     count=st.floats(0.0, 1e9),
     more=st.floats(0.0),
     renorm=st.booleans(),
+    anchored=st.booleans(),
 )
-def test_text_keeps_every_digit(number: float, count: float, more: float, renorm: bool) -> None:
+def test_text_keeps_every_digit(
+    number: float, count: float, more: float, renorm: bool, anchored: bool
+) -> None:
     for statistics in (
-        Statistics(prior=number, renorm=renorm),
-        Statistics(momentum=number, renorm=renorm),
-        Statistics(count=count, renorm=renorm),
-        Statistics(count=count, memory=count + more, renorm=renorm),
+        Statistics(prior=number, renorm=renorm, anchored=anchored),
+        Statistics(momentum=number, renorm=renorm, anchored=anchored),
+        Statistics(count=count, renorm=renorm, anchored=anchored),
+        Statistics(count=count, memory=count + more, renorm=renorm, anchored=anchored),
     ):
         assert Statistics.parse(str(statistics)) == statistics
 
@@ -44,7 +51,25 @@ def test_old_records_keep_their_hash() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["track", "track:64", "track:64:many", "track:1:2:3", "batch:1", "renorm", "prior:renorm", "count:1:"],
+    [
+        *(
+            "track",
+            "track:64",
+            "track:64:many",
+            "track:1:2:3",
+            "batch:1",
+            "renorm",
+            "prior:renorm",
+            "count:1:",
+        ),
+        *(
+            "anchored",
+            "count:anchored",
+            "batch:anchored:renorm",
+            "batch:anchored:anchored",
+            "batch:anchored:",
+        ),
+    ],
 )
 def test_texts_that_name_no_statistics(text: str) -> None:
     with pytest.raises(ValueError, match="track:COUNT:MEMORY"):

@@ -1,12 +1,14 @@
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from ttvd.geometry import assign
+from ttvd.models.anchors import Anchors
 from ttvd.models.sites import Sites, fingerprint, temperature_key
 from ttvd.models.split import split
 from ttvd.models.tensorfile import KIND, VERSION
@@ -30,7 +32,54 @@ def test_round_trip(tmp_path: Path) -> None:
     assert torch.equal(loaded.counts, sites.counts)
     assert (loaded.fingerprint, loaded.fraction) == (sites.fingerprint, sites.fraction)
     assert dict(loaded.temperatures) == dict(sites.temperatures)
+    assert loaded.anchors == {}
     assert [path.name for path in tmp_path.iterdir()] == ["a.safetensors"]
+
+
+def test_round_trip_of_anchors(tmp_path: Path) -> None:
+    path, drawn = tmp_path / "a.safetensors", torch.rand(2, 2, 6, dtype=torch.float64)
+    kinds = {views: Anchors(*pair) for views, pair in zip((1, 4), drawn, strict=True)}
+    for anchors in ({4: kinds[4]}, {4: kinds[4], 1: kinds[1]}, kinds):
+        sites = replace(make_sites(), anchors=anchors).with_temperatures({"pd": 2.0})
+        sites.save(path)
+        loaded = Sites.load(path)
+        assert set(loaded.anchors) == set(anchors)
+        for views, found in loaded.anchors.items():
+            assert torch.equal(found.means, anchors[views].means)
+            assert torch.equal(found.variances, anchors[views].variances)
+        assert torch.equal(loaded.means, sites.means)
+    names = {f"norm_{kind}.{views}" for kind in ("means", "variances") for views in (1, 4)}
+    assert set(load_file(path)) == {"means", "counts"} | names
+
+    with pytest.raises(ValueError, match="of 1 or of all 4 views, not of 12"):
+        replace(make_sites(), anchors={1: kinds[1], 12: kinds[4]})
+
+
+ONE = torch.ones(2).double()
+
+
+@pytest.mark.parametrize(
+    ("means", "variances", "reason"),
+    [
+        (ONE.float(), ONE, r"means of anchors must be float64 \(c,\), got torch.float32"),
+        (ONE, ONE.float(), r"variances of anchors must be float64 \(c,\), got torch.float32"),
+        (ONE[None], ONE[None], r"means .* got torch.float64 \(1, 2\)"),
+        (ONE, ONE[:1], r"variances .* got torch.float64 \(1,\)"),
+        (ONE * torch.nan, ONE, "means of anchors must be finite"),
+        (ONE, ONE * torch.inf, "variances of anchors must be finite"),
+        (ONE, -1e-9 * ONE, "variances of anchors must not be negative"),
+    ],
+)
+def test_nonsense_is_no_anchor(tmp_path: Path, means: Tensor, variances: Tensor, reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        Anchors(means, variances)
+    path, sites = tmp_path / "a.safetensors", make_sites()
+    tensors = {"means": sites.means, "counts": sites.counts}
+    tensors |= {"norm_means.1": ONE.clone(), "norm_variances.1": ONE.clone()}
+    tensors |= {"norm_means.4": means.clone(), "norm_variances.4": variances.clone()}
+    write_marked(path, tensors, fingerprint="x", fraction="1.0", temperatures="{}")
+    with pytest.raises(ValueError, match=f"not a valid ttvd.sites file: {reason}"):
+        Sites.load(path)
 
 
 def test_load_refuses_damaged_and_foreign_files(tmp_path: Path) -> None:
@@ -70,6 +119,15 @@ def test_load_refuses_newer_and_incomplete_files(tmp_path: Path) -> None:
     write_marked(path, {"means": sites.means}, **good)
     with pytest.raises(ValueError, match=r"not a valid ttvd.sites file: 'counts'"):
         Sites.load(path)
+    pair = {"norm_means.1": ONE.clone(), "norm_variances.1": ONE.clone()}
+    for there, lacking in (("variances.4", "means.4"), ("means.4", "variances.4")):
+        write_marked(path, {**tensors, **pair, f"norm_{there}": ONE}, **good)
+        with pytest.raises(ValueError, match=f"not a valid ttvd.sites file: 'norm_{lacking}'"):
+            Sites.load(path)
+    for end in ("", ".", ".all", ".4.0"):
+        write_marked(path, {**tensors, f"norm_means{end}": ONE, f"norm_variances{end}": ONE.clone()}, **good)
+        with pytest.raises(ValueError, match=r"not a valid ttvd.sites file"):
+            Sites.load(path)
     for bad in ({"temperatures": "[1]"}, {"temperatures": "{"}, {"fraction": "all"}, {"fraction": "2"}):
         write_marked(path, tensors, **{**good, **bad})
         with pytest.raises(ValueError, match=r"not a valid ttvd.sites file"):

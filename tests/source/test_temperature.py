@@ -1,5 +1,6 @@
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -7,8 +8,10 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.utils.data import TensorDataset
 
 from ttvd.geometry import Diagram, point_scores, view_scores
+from ttvd.models.fingerprint import fingerprint
 from ttvd.models.sites import Sites
 from ttvd.models.split import SplitModel, split
 from ttvd.models.views import rotate
@@ -147,3 +150,60 @@ def test_calibrate_keeps_what_was_there_and_says_what_fails() -> None:
     wrong = (data[0], (data[1] + 1) % 3)
     with pytest.raises(ValueError, match="cannot calibrate 'vd': no temperature fits"):
         calibrate(model, sites, wrong, structures=("vd",))
+
+
+def make_normed_world(views: int = 4) -> tuple[SplitModel, Sites, tuple[Tensor, Tensor]]:
+    """The same with norms, whose stored statistics are not those of the data."""
+    model, _, (images, labels) = make_world(3 * views, views=views)
+    layers = [nn.BatchNorm2d(1), *model.model.children()]
+    layers[3:3] = [nn.BatchNorm1d(6), nn.BatchNorm1d(6, affine=False)]
+    normed = split(nn.Sequential(*layers))
+    return normed, estimate_sites(normed, (images, labels), views=views), (images, labels)
+
+
+@pytest.mark.parametrize("form", ["tensors", "dataset", "batches"])
+@pytest.mark.parametrize("views", [1, 4])
+def test_calibrate_measures_what_enters_the_norms(form: str, views: int) -> None:
+    model, sites, (images, labels) = make_normed_world(views)
+    forms: dict[str, Any] = {"tensors": (images, labels), "dataset": TensorDataset(images, labels)}
+    forms["batches"] = [*zip(images.split(50), labels.split(50), strict=True)]
+    entered: list[Tensor] = []
+    hooks = [
+        layer.register_forward_hook(lambda _, inputs, __: entered.append(inputs[0]))
+        for layer in (model.model[0], model.model[3])  # type: ignore[index]
+    ]
+    with torch.no_grad():
+        model.eval()(torch.cat([torch.rot90(images, turn, (2, 3)) for turn in range(views)]))
+    for hook in hooks:
+        hook.remove()
+    columns = [x.double().movedim(1, -1).flatten(0, -2) for x in entered]
+    model.train()
+    before = fingerprint(model)
+    found = calibrate(model, sites, forms[form], structures=("vd",), batch_size=37)
+    assert set(found.anchors) == {1, views}
+    for count, anchors in found.anchors.items():
+        seen = [x[: len(x) * count // views] for x in columns]  # the upright images are forwarded first
+        means = torch.cat([x.mean(0) for x in seen])
+        torch.testing.assert_close(anchors.means, means, rtol=1e-5, atol=1e-6)
+        variances = torch.cat([x.var(0, correction=0) for x in seen])
+        torch.testing.assert_close(anchors.variances, variances, rtol=1e-5, atol=1e-7)
+    assert sites.anchors == {}
+    assert fingerprint(model) == before
+    assert all(layer.training and not layer._forward_pre_hooks for layer in model.modules())
+
+
+def test_calibrate_measures_anchors_anew_and_of_the_images_it_uses() -> None:
+    model, sites, (images, labels) = make_normed_world()
+    batches = [*zip(images.split(60), labels.split(60), strict=True)]
+    first = calibrate(model, sites, batches[:1], structures=("vd",))
+    again = calibrate(model, first, batches, structures=("vd",), limit=60)
+    other = calibrate(model, again, batches[1:], structures=())
+    for views in (1, 4):
+        assert torch.equal(again.anchors[views].means, first.anchors[views].means)
+        assert not torch.equal(other.anchors[views].means, first.anchors[views].means)
+    assert other.temperatures == again.temperatures
+
+
+def test_a_model_without_norms_has_no_anchors() -> None:
+    model, sites, data = make_world()
+    assert calibrate(model, sites, data, structures=("vd",)).anchors == {}

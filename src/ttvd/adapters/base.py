@@ -15,10 +15,11 @@ from torch import Tensor, nn
 from ttvd.adapters.agenda import Agenda, Plan
 from ttvd.adapters.capture import Steps
 from ttvd.adapters.flat import all_finite, copy_all, keep_where
-from ttvd.adapters.frozen import add_frozen, drop_frozen, find_changing
+from ttvd.adapters.frozen import add_frozen, check_state, drop_frozen, find_changing
 from ttvd.adapters.inputs import check_inputs, check_logits
 from ttvd.adapters.speed import Precision, choose_dtype, compile_network, eager_networks, prepare_network
 from ttvd.geometry.precision import upcast
+from ttvd.models.anchors import Anchors, anchor_norms, need_anchors
 from ttvd.models.norms import (
     Statistics,
     Which,
@@ -45,6 +46,7 @@ class Adapter(nn.Module):
         model: The classifier; it is left as it is.
         statistics: Where its batch norms take their statistics from.
         parameters: Which of its parameters adapt; None for none.
+        anchors: Of its norms, for statistics that are anchored.
 
     Attributes:
         prediction: Whether what a call returns precedes or follows the update by the same batch.
@@ -74,7 +76,14 @@ class Adapter(nn.Module):
     model: nn.Module
     kept: Tensor
 
-    def __init__(self, model: nn.Module, *, statistics: Statistics, parameters: Which | None = None) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        statistics: Statistics,
+        parameters: Which | None = None,
+        anchors: Anchors | None = None,
+    ) -> None:
         super().__init__()
         if torch.is_inference_mode_enabled():
             raise RuntimeError("build the adapter outside torch.inference_mode(); it may be called inside")
@@ -85,13 +94,14 @@ class Adapter(nn.Module):
         follows = statistics.follows
         owned = adapting | (running_buffers(model) if follows else set())
         self.model = apply_statistics(shared_copy(model, owned), statistics).eval()
+        if statistics.anchored:
+            anchor_norms(self.model, need_anchors(anchors))
         # Looked up again, for a norm that is wrapped has another name now.
         self._averages = {f"model.{name}" for name in running_buffers(self.model)} if follows else set()
         self.register_buffer("kept", torch.ones((), device=self.anchor.device), persistent=False)
         self.validation = "auto"
         self.capture = "auto"
-        self._seen_batch = False
-        self._fits = False
+        self._seen_batch = self._fits = False
         self._begin()
 
     def _begin(self) -> None:
@@ -106,8 +116,7 @@ class Adapter(nn.Module):
     def anchor(self) -> Tensor:
         """A weight of the model: it tells on which device and in which type it computes."""
         weights = (p for p in self.model.parameters() if p.is_floating_point())
-        weight = next(weights, None)
-        if weight is None:
+        if (weight := next(weights, None)) is None:
             raise ValueError(f"{type(self.model).__name__} has no floating-point parameter")
         if weight.dtype != self._precision:
             return weight
@@ -243,16 +252,7 @@ class Adapter(nn.Module):
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
     ) -> Any:
         """Take over the state of another adapter of the same method and model; always strict, always a copy."""
-        own = self._changing()
-        wrong = sorted(set(own) ^ set(state_dict)) + [
-            name for name, t in own.items() if name in state_dict and state_dict[name].shape != t.shape
-        ]
-        if wrong:
-            raise ValueError(
-                f"this state is not one of a {type(self).__name__} on this model: {len(wrong)} entries are missing, "
-                f"unknown or of another shape, the first is {wrong[0]!r}. Build the adapter with the same model, "
-                "method and parameters as the one that was saved."
-            )
+        check_state(self, state_dict)
         self.restore(state_dict)
         return torch.nn.modules.module._IncompatibleKeys([], [])
 

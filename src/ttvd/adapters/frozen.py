@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -41,3 +42,17 @@ def add_frozen(adapter: Adapter, state: dict[str, Any], prefix: str, *_: Any) ->
         module._save_to_state_dict(own, f"{module_prefix}." if module_prefix else "", keep_vars=True)
         for name, tensor in own.items():
             state.setdefault(name, tensor)
+
+
+def check_state(adapter: Adapter, state: Mapping[str, Any]) -> None:
+    """Refuse a state that is not one of an adapter like this."""
+    own = adapter._changing()
+    wrong = sorted(set(own) ^ set(state)) + [
+        name for name, tensor in own.items() if name in state and state[name].shape != tensor.shape
+    ]
+    if wrong:
+        raise ValueError(
+            f"this state is not one of a {type(adapter).__name__} on this model: {len(wrong)} entries are missing, "
+            f"unknown or of another shape, the first is {wrong[0]!r}. Build the adapter with the same model, "
+            "method and parameters as the one that was saved."
+        )

@@ -10,6 +10,7 @@ from ttvd.adapters.base import Adapter, Timing
 from ttvd.adapters.flat import all_finite
 from ttvd.adapters.objectives import differentiate
 from ttvd.adapters.optim import build_optimizer
+from ttvd.models.anchors import Anchors
 from ttvd.models.norms import Statistics, Which, following_stream, freeze_layers, settled_stream
 
 
@@ -44,6 +45,7 @@ class GradientAdapter(Adapter):
         skip: Layers that do not, by prefixes of their names (:func:`~ttvd.models.norms.freeze_layers`).
         prediction: ``"before"`` returns the logits of the last forward pass before the last update, ``"after"``
             those of a fresh one after it.
+        anchors: As in :class:`Adapter`.
     """
 
     def __init__(
@@ -59,8 +61,10 @@ class GradientAdapter(Adapter):
         parameters: Which = "norm",
         skip: Sequence[str] = (),
         prediction: Timing = "before",
+        anchors: Anchors | None = None,
     ) -> None:
-        super().__init__(model, statistics=statistics or Statistics.batch(), parameters=parameters)
+        statistics = statistics or Statistics.batch()
+        super().__init__(model, statistics=statistics, parameters=parameters, anchors=anchors)
         freeze_layers(self.model, skip)
         if steps < 1:
             raise ValueError(f"steps must be at least 1, got {steps}")

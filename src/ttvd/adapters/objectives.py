@@ -54,20 +54,28 @@ def imbalance(logits: Tensor) -> Tensor:
     return (mean.exp() * mean).sum() * ((size - 1) / size)
 
 
-def soft_ratio(logits: Tensor) -> Tensor:
-    """Soft likelihood ratio -sum p log(p / (1 - p)) of softmax(logits) over the last dimension, of two or more.
+def log_posteriors(logits: Tensor) -> Tensor:
+    """log softmax over the last dimension, in float32 or better."""
+    found: Tensor = upcast(logits).log_softmax(-1)
+    return found
+
+
+def soft_ratio(log_probs: Tensor) -> Tensor:
+    """Soft likelihood ratio -sum p log(p / (1 - p)) over the last dimension, of two or more.
 
     log(p / (1 - p)) is the score of a cell less that of all others together, so the loss falls without end, and in the
     limit as fast as the score of the chosen cell grows. Nothing is clipped: the largest p is compared with the sum of
     the others and not with its own complement, which rounding would make 0.
 
+    Args:
+        log_probs: Logarithms of probabilities, of :func:`log_posteriors`.
+
     Example:
-        >>> soft_ratio(torch.tensor([[3.0, 0.0, 0.0], [500.0, 0.0, -9e9]])).round(decimals=2)
+        >>> soft_ratio(log_posteriors(torch.tensor([[3.0, 0.0, 0.0], [500.0, 0.0, -9e9]]))).round(decimals=2)
         tensor([  -1.8200, -500.0000])
     """
-    log_probs = upcast(logits).log_softmax(-1)
     probs = log_probs.exp()
-    cells = torch.arange(logits.shape[-1], device=logits.device)
+    cells = torch.arange(log_probs.shape[-1], device=log_probs.device)
     largest = cells == log_probs.detach().argmax(-1, keepdim=True)
     rest = log_probs.masked_fill(largest, -math.inf).logsumexp(-1, keepdim=True)
     # At most 1/2 is left where the largest is not, and its own place must not give 0 * inf as a gradient.
@@ -75,19 +83,19 @@ def soft_ratio(logits: Tensor) -> Tensor:
     return -(probs * (log_probs - others)).sum(-1)
 
 
-def log_rotations(logits: Tensor, rotations: int) -> Tensor:
+def log_rotations(log_probs: Tensor, rotations: int) -> Tensor:
     """Logarithms of the probabilities of the rotations, whatever the class: (v, b, rotations).
 
     p_a(r) is the sum over the classes of the probabilities of the joint cells (class, r).
 
     Args:
-        logits: (v, b, k * rotations), class-major.
+        log_probs: (v, b, k * rotations) logarithms of probabilities, class-major, of :func:`log_posteriors`.
         rotations: How many the head tells apart.
 
     Example:
         >>> logits = torch.zeros(2, 1, 3 * 2)  # two views, three classes, two rotations, and no idea
-        >>> log_rotations(logits, 2).exp().flatten()
+        >>> log_rotations(log_posteriors(logits), 2).exp().flatten()
         tensor([0.5000, 0.5000, 0.5000, 0.5000])
     """
-    found: Tensor = upcast(logits).log_softmax(-1).unflatten(-1, (-1, rotations)).logsumexp(2)
+    found: Tensor = log_probs.unflatten(-1, (-1, rotations)).logsumexp(2)
     return found

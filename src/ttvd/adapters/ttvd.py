@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from ttvd.adapters.base import Timing
 from ttvd.adapters.gradient import GradientAdapter, Step
-from ttvd.adapters.objectives import entropy, imbalance, log_rotations, mean_over, soft_ratio
+from ttvd.adapters.objectives import entropy, imbalance, log_posteriors, log_rotations, mean_over, soft_ratio
 from ttvd.adapters.registry import register
 from ttvd.adapters.sameness import Sameness
 from ttvd.adapters.speed import compile_once
@@ -81,7 +81,7 @@ class TTVD(GradientAdapter):
         momentum: Momentum of SGD (Nesterov), 0 unless given; first beta of Adam, 0.9 unless given.
         steps: Gradient steps for each batch.
         statistics: Where batch norms take their statistics from; by default they follow the stream from the source on,
-            which is worth 16 images, with a memory of 512.
+            which is worth 16 images, with a memory of 512, and where the sites know them from the anchors on.
         prediction: Whether the returned logits precede or follow the update.
     """
 
@@ -122,8 +122,9 @@ class TTVD(GradientAdapter):
             optimizer=optimizer,
             momentum=(0.0 if optimizer == "sgd" else 0.9) if momentum is None else momentum,
             steps=steps,
-            statistics=statistics or Statistics(count=16 * views, memory=512 * views, renorm=True),
+            statistics=statistics or _follow_stream(views, anchored=views in sites.anchors),
             prediction=prediction,
+            anchors=sites.anchors.get(views),
         )
         self.structure, self.objective = structure, objective
         self.gamma = 1.0 if structure in ("vd", "pd") else gamma
@@ -185,14 +186,15 @@ class TTVD(GradientAdapter):
         """Answer, loss, share kept, softened scores and rotations, of features (v, b, d) and logits (v, b, outputs)."""
         out = self._scores(z, logits, self.structure) / self.tau
         judged = logits[: self.power.views]  # a head without rotations judges the upright view alone
+        logs = log_posteriors(judged)  # of all terms that look at the joint cells
         asked = self.known or self.tempering is not None
-        rotations = log_rotations(judged, self.head_views) if asked else None
+        rotations = log_rotations(logs, self.head_views) if asked else None
         soft = self._soften(out.detach())
         answer = self._answer(soft)
         kept = self._keep(z, logits, out)
-        each, share = self._objective(z, judged, out, answer.argmax(1)), kept_fraction(kept)
+        each, share = self._objective(z, logs, out, answer.argmax(1)), kept_fraction(kept)
         if self.ratio:
-            each = each + self.ratio * soft_ratio(judged).mean(0)
+            each = each + self.ratio * soft_ratio(logs).mean(0)
         loss = mean_over(each, kept)
         if self.known and rotations is not None:
             loss = loss - self.known * rotations.diagonal(dim1=0, dim2=2).mean()
@@ -240,16 +242,16 @@ class TTVD(GradientAdapter):
         both = (known[kind] if kind in known else self._scores(z, logits, kind) for kind in ("civd", "cipd"))
         return agreement(*(scores.argmax(1) for scores in both))
 
-    def _objective(self, z: Tensor, judged: Tensor, out: Tensor, said: Tensor) -> Tensor:
-        """Per-sample loss (b,) of features (v, b, d), logits of the views that the head judges, scores, answers."""
+    def _objective(self, z: Tensor, logs: Tensor, out: Tensor, said: Tensor) -> Tensor:
+        """Per-sample loss (b,) of features (v, b, d), log posteriors of the judged views, scores and answers."""
         if self.objective == "entropy":
             return entropy(out)
         if self.objective == "joint":
             apart = distances(z.flatten(0, 1), self.joint_voronoi).unflatten(0, z.shape[:2])
-            return entropy(judged).mean(0) + entropy(-apart).mean(0)
-        turn = torch.arange(len(judged), device=z.device)[:, None]
+            return entropy(logs).mean(0) + entropy(-apart).mean(0)
+        turn = torch.arange(len(logs), device=z.device)[:, None]
         cell = said * self.head_views + turn
-        return F.cross_entropy(judged.flatten(0, 1), cell.flatten(), reduction="none").view_as(cell).mean(0)
+        return F.nll_loss(logs.flatten(0, 1), cell.flatten(), reduction="none").view_as(cell).mean(0)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         super()._apply(fn, recurse)
@@ -260,6 +262,11 @@ class TTVD(GradientAdapter):
         )
         self.power = self.power.to(device=device)
         return self
+
+
+def _follow_stream(views: int, anchored: bool) -> Statistics:
+    """The default: the source is worth 16 images, the memory 512."""
+    return Statistics(count=16 * views, memory=512 * views, renorm=True, anchored=anchored)
 
 
 for _name, _summary, _defaults, _revision in PRESETS:

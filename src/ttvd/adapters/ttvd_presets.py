@@ -21,7 +21,7 @@ _PAPER = _PLAIN | {"objective": "entropy", "gamma": -0.8}
 _THIRD = _PAPER | {"structure": "cipd", "filter": True}
 _CODE = _PLAIN | {"objective": "joint", "filter": True}
 PRESETS: tuple[tuple[str, str, dict[str, Any], int], ...] = (
-    ("ttvd", "Views agree on a class; each learns the cell of that class and its own rotation.", {}, 4),
+    ("ttvd", "Views agree on a class; each learns the cell of that class and its own rotation.", {}, 5),
     (
         "vd",
         "First stage: entropy of the Voronoi diagram's soft labels, upright view.",

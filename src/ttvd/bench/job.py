@@ -14,9 +14,10 @@ from torch import Tensor
 from ttvd.adapters import Adapter, create, find_method
 from ttvd.adapters.fit import fit_to_method
 from ttvd.bench.memory import watch_memory
+from ttvd.bench.origin import check_method, check_origin
 from ttvd.bench.run import Row, run
 from ttvd.bench.spec import Domain, Facts, Run, Spec
-from ttvd.bench.supply import Supply, check_method, check_origin
+from ttvd.bench.supply import Supply
 from ttvd.data import streams
 from ttvd.data.prefetch import prefetch
 from ttvd.data.sets import ImageFolder
@@ -101,7 +102,7 @@ def to_plain(value: Any) -> Any:
     """A parameter as JSON can hold it."""
     if isinstance(value, Statistics):
         # The text can hold all of them; records that were made before it must keep their hash.
-        if value.memory is not None or value.renorm:
+        if value.memory is not None or value.renorm or value.anchored:
             return str(value)
         return {"prior": value.prior, "count": value.count, "momentum": value.momentum}
     return list(value) if isinstance(value, tuple) else value

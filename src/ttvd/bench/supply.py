@@ -3,8 +3,6 @@
 One object for each process; everything that several runs share is made once.
 """
 
-import hashlib
-import json
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,8 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ttvd.adapters import Method, find_method
+from ttvd.adapters import Method
 from ttvd.adapters.fit import fit_to_method
+from ttvd.bench.origin import count_anchored_views, hash_sites
 from ttvd.bench.reuse import Adapters
 from ttvd.bench.setting import Setting
 from ttvd.bench.spec import CLEAN, Domain, Spec
@@ -23,7 +22,6 @@ from ttvd.data.corruptions import corrupt
 from ttvd.data.sets import ClassMap, ImageFolder, ImageSet, find_classes, load_set
 from ttvd.models.find import find_source
 from ttvd.models.fingerprint import fingerprint
-from ttvd.models.sites import Sites
 from ttvd.models.zoo import Source
 from ttvd.source import calibrate, collect_features, estimate_fisher, estimate_sites
 from ttvd.source.held_out import is_held_out
@@ -69,14 +67,23 @@ class Supply:
             self._sources[name] = Source(found.model.to(self.device), found.sites, found.card)
         return self._sources[name]
 
-    def weights(self, name: str, with_sites: bool = False) -> str:
-        """The fingerprint of a source model; for those who use them, with that of the sites that come with it."""
+    def weights(self, name: str, method: Method, share: float, parameters: Mapping[str, Any]) -> str:
+        """The fingerprint of a source model; for those who use them, with that of the sites that come with it.
+
+        Args:
+            name: Of the source model.
+            method: Which uses it.
+            share: Of the source data, for the sites.
+            parameters: Of the method; they tell whether the anchors of the norms matter.
+        """
         sites = self.source(name).sites
-        if not with_sites or sites is None:
+        if "sites" not in method.needs or share != 1.0 or sites is None:
             return self._weights[name]
-        if ("sites hash", name) not in self._made:
-            self._made["sites hash", name] = _hash_sites(sites)
-        return f"{self._weights[name]}+{self._made['sites hash', name]}"
+        views = count_anchored_views(sites, parameters)
+        key = ("sites hash", name, views)
+        if key not in self._made:
+            self._made[key] = hash_sites(sites, views)
+        return f"{self._weights[name]}+{self._made[key]}"
 
     def base(self, data: str, domain: Domain = Domain()) -> Images:  # noqa: B008 (it is frozen)
         """The whole test set: clean, or as it comes for a set of corrupted images."""
@@ -249,46 +256,3 @@ class Supply:
 def _domain_key(spec: Spec, domain: Domain) -> tuple[Any, ...]:
     """Of all that decides the images of a domain."""
     return spec.data, domain, spec.constants, spec.limit
-
-
-def check_origin(spec: Spec, supply: Supply) -> None:
-    """Refuse a run whose model or images are others here than where it was planned: its key would lie."""
-    method = find_method(spec.method)
-    found = supply.weights(spec.checkpoint, "sites" in method.needs and spec.sites == 1.0)
-    if found != spec.weights:
-        raise ValueError(
-            f"{spec.checkpoint} has the weights {found} here and had {spec.weights} where the run was planned: all "
-            "machines need the same files, and a function that makes a model must make the same one each time"
-        )
-    if (content := supply.content(spec.data, spec.domains)) != spec.content:
-        raise ValueError(
-            f"the images of {spec.data} are others here ({content}) than where the run was planned ({spec.content}): "
-            "all machines need the same files; if they were changed meanwhile, start again"
-        )
-
-
-def _hash_sites(sites: Sites) -> str:
-    """Short hash of the class means and their temperatures."""
-    digest = hashlib.sha256(repr(tuple(sites.means.shape)).encode())
-    digest.update(sites.means.cpu().contiguous().numpy().data)
-    digest.update(json.dumps(dict(sites.temperatures), sort_keys=True).encode())
-    return digest.hexdigest()[:16]
-
-
-def check_method(spec: Spec, supply: Supply) -> None:
-    """Refuse, in one sentence, a run whose source model lacks what the method needs."""
-    from ttvd.models.instance_norm import InstanceAwareBatchNorm2d
-
-    method, source = find_method(spec.method), supply.source(spec.checkpoint)
-    modules = list(source.model.modules())
-    lacks = []
-    if "rotation head" in method.needs and not (source.card and source.card.rotation_head):
-        lacks.append("a rotation head")
-    if "instance-aware norm" in method.needs and not any(
-        isinstance(module, InstanceAwareBatchNorm2d) for module in modules
-    ):
-        lacks.append("instance-aware norms")
-    if "features" in method.needs and spec.views > 1:
-        raise ValueError(f"{spec.method} looks at the features of one view; leave views out")
-    if lacks:
-        raise ValueError(f"{spec.method} needs {' and '.join(lacks)}, which {spec.checkpoint} does not have")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from ttvd.models.anchors import Anchors
 from ttvd.models.fingerprint import fingerprint as fingerprint
 from ttvd.models.split import SplitModel
 from ttvd.models.tensorfile import read_tensors, write_tensors
@@ -49,6 +50,8 @@ class Sites:
         fingerprint: :func:`fingerprint` of the model.
         fraction: Share of the source data that was used, in (0, 1].
         temperatures: Softmax temperatures fitted on held-out source data, by :func:`temperature_key`.
+        anchors: What held-out source data show to the norms of the model, by the number of views that are forwarded
+            together: 1 and v. Nothing where nobody has measured it.
 
     Example:
         >>> sites = Sites(torch.eye(3).double()[:, None], torch.ones(3, 1).long(), "abc")
@@ -61,6 +64,7 @@ class Sites:
     fingerprint: str
     fraction: float = 1.0
     temperatures: Mapping[str, float] = field(default_factory=dict)
+    anchors: Mapping[int, Anchors] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.means.ndim != 3 or self.means.dtype != torch.float64:
@@ -74,6 +78,8 @@ class Sites:
             raise ValueError("means must be finite and counts positive: a class without samples has no site")
         if not 0 < self.fraction <= 1:
             raise ValueError(f"fraction must be in (0, 1], got {self.fraction}")
+        if wrong := sorted(set(self.anchors) - {1, self.views}):
+            raise ValueError(f"anchors are those of 1 or of all {self.views} views, not of {wrong[0]}")
         if bad := {key: tau for key, tau in self.temperatures.items() if not 0 < tau < math.inf}:
             raise ValueError(f"temperatures must be positive and finite, got {bad}")
 
@@ -156,6 +162,8 @@ class Sites:
             "temperatures": json.dumps(dict(self.temperatures), sort_keys=True),
         }
         tensors = {"means": self.means, "counts": self.counts}
+        for views, anchors in self.anchors.items():
+            tensors |= {f"norm_means.{views}": anchors.means, f"norm_variances.{views}": anchors.variances}
         write_tensors(path, tensors, kind=KIND, version=FORMAT_VERSION, metadata=metadata)
 
     @classmethod
@@ -165,6 +173,12 @@ class Sites:
         try:
             temperatures = {str(key): float(tau) for key, tau in json.loads(metadata["temperatures"]).items()}
             fraction = float(metadata["fraction"])
-            return cls(tensors["means"], tensors["counts"], metadata["fingerprint"], fraction, temperatures)
+            kinds = {name.partition(".")[2] for name in tensors if name.startswith("norm_")}
+            anchors = {
+                int(views): Anchors(tensors[f"norm_means.{views}"], tensors[f"norm_variances.{views}"])
+                for views in sorted(kinds)
+            }
+            means, counts = tensors["means"], tensors["counts"]
+            return cls(means, counts, metadata["fingerprint"], fraction, temperatures, anchors)
         except (KeyError, AttributeError, TypeError, ValueError) as error:
             raise ValueError(f"{path} is not a valid {KIND} file: {error}") from error

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 _KINDS = {
     "batch": (),
@@ -12,6 +13,8 @@ _KINDS = {
     "track": ("count", "memory"),
 }
 """The words of :meth:`Statistics.parse`, and what the numbers behind them are."""
+
+_FLAGS = ("renorm", "anchored")
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,9 @@ class Statistics:
             Ioffe 2017). A loss cannot be lowered by moving or scaling a feature of all samples under batch norm; it
             can with any share of other statistics, and on small batches losses do so until they collapse.
 
+        anchored: Begin with anchored norms (``ttvd.models.anchors``): the source are clean images as they come in use,
+            and not as they were augmented in training. It takes sites that know the anchors.
+
     Example:
         >>> Statistics.batch().source_share(64), Statistics(count=16).source_share(48)
         (0.0, 0.25)
@@ -48,6 +54,7 @@ class Statistics:
     momentum: float | None = None
     memory: float | None = None
     renorm: bool = False
+    anchored: bool = False
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.prior <= 1.0:
@@ -80,24 +87,28 @@ class Statistics:
     def parse(cls, text: str) -> "Statistics":
         """From ``batch``, ``source``, ``prior:P``, ``count:N``, ``momentum:M`` or ``track:COUNT:MEMORY``.
 
-        ``:renorm`` may follow each of them. ``str`` gives such a text back.
+        ``:renorm``, ``:anchored`` or both in this order may follow each of them. ``str`` gives such a text back.
 
         Example:
             >>> Statistics.parse("count:16")
-            Statistics(prior=0.0, count=16.0, momentum=None, memory=None, renorm=False)
+            Statistics(prior=0.0, count=16.0, momentum=None, memory=None, renorm=False, anchored=False)
             >>> str(Statistics.parse("track:64:inf:renorm"))
             'track:64:inf:renorm'
         """
         kind, *words = text.split(":")
-        renorm = words[-1:] == ["renorm"]
+        flags = {}
+        for name in reversed(_FLAGS):
+            flags[name] = words[-1:] == [name]
+            words = words[:-1] if flags[name] else words
         try:
-            numbers = dict(zip(_KINDS[kind], map(float, words[: -1 if renorm else None]), strict=True))
+            numbers = dict(zip(_KINDS[kind], map(float, words), strict=True))
         except (KeyError, ValueError) as error:
             raise ValueError(
                 "statistics are batch, source, prior:P, count:N, momentum:M or track:COUNT:MEMORY, with or without "
-                f":renorm behind; got {text!r}"
+                f":renorm and :anchored behind; got {text!r}"
             ) from error
-        return cls(**({"prior": 1.0} if kind == "source" else numbers), renorm=renorm)
+        known: dict[str, Any] = {"prior": 1.0} if kind == "source" else numbers
+        return cls(**known, **flags)
 
     def __str__(self) -> str:
         if self.momentum is not None:
@@ -107,7 +118,7 @@ class Statistics:
         else:
             kind = {0.0: "batch", 1.0: "source"}.get(self.prior, "prior")
         numbers = [repr(float(getattr(self, name))).removesuffix(".0") for name in _KINDS[kind]]
-        return ":".join([kind, *numbers, *(["renorm"] if self.renorm else [])])
+        return ":".join([kind, *numbers, *(name for name in _FLAGS if getattr(self, name))])
 
     @property
     def follows(self) -> bool:

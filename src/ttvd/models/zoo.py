@@ -2,16 +2,20 @@
 
 import difflib
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
 
 from torch import nn
 
+from ttvd.models.anchors import anchor_norms
 from ttvd.models.checkpoint import Card, load_checkpoint
+from ttvd.models.fingerprint import fingerprint
 from ttvd.models.sites import Sites
 
 _SITES = ".sites.safetensors"
+_ANCHORED = "+anchored"
+_UPRIGHT = "-upright"
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,13 +59,18 @@ def load(name: str, folder: str | os.PathLike[str] | None = None, *, fraction: f
     """Load a checkpoint by name, and its sites from ``<name>.sites.safetensors`` beside it.
 
     Args:
-        name: One of :func:`available`.
+        name: One of :func:`available`. With ``+anchored`` behind it the model computes the same, by norms that store
+            the anchors of the sites (``ttvd.models.anchors``): for methods that replace statistics and know no sites.
+            Those are anchors of all views together; ``+anchored-upright`` is for methods that look at upright images.
         folder: Where to look; the package's own checkpoints unless given.
         fraction: Share of the source data that the sites were estimated from; some checkpoints come with several.
 
     Raises:
         ValueError: No checkpoint has this name (the nearest names are given), or a file is damaged.
     """
+    base, anchored, kind = name.partition(_ANCHORED)
+    if anchored and kind in ("", _UPRIGHT):
+        return _anchor(load(base, folder, fraction=fraction), name, upright=bool(kind))
     names = available(folder)
     if name not in names:
         near = difflib.get_close_matches(name, names, n=3, cutoff=0.4)
@@ -74,3 +83,12 @@ def load(name: str, folder: str | os.PathLike[str] | None = None, *, fraction: f
     if sites is not None:
         sites.check(model)
     return Source(model, sites, card)
+
+
+def _anchor(source: Source, name: str, upright: bool) -> Source:
+    sites = source.sites
+    anchors = None if sites is None else sites.anchors.get(1 if upright else sites.views)
+    if sites is None or anchors is None:
+        raise ValueError(f"{name!r}: this checkpoint has no sites with anchors; ttvd.calibrate measures them")
+    anchor_norms(source.model, anchors)
+    return Source(source.model, replace(sites, fingerprint=fingerprint(source.model)), source.card)

@@ -6,6 +6,7 @@ temperature of each structure is fitted once, on held-out source data.
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -13,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ttvd.geometry import Diagram, view_scores
+from ttvd.models.anchors import watch_norms
 from ttvd.models.sites import STRUCTURES, Sites, temperature_key
 from ttvd.models.split import split
 from ttvd.source.collect import choose_rows
@@ -100,7 +102,9 @@ def calibrate(
     limit: int | None = 20_000,
     batch_size: int = 256,
 ) -> Sites:
-    """Fit the temperature of every structure on held-out source data.
+    """Measure on held-out source data what sites alone do not tell: temperatures, and the anchors of the norms.
+
+    Anchors are what the data show to the batch norms (``ttvd.models.anchors``); norms that follow a stream start there.
 
     ``vd`` and ``pd`` look at the upright view alone, ``civd@g`` and ``cipd@g`` compare each view with its own
     sites. The power diagrams are those of the head; a head of k outputs knows the upright view only.
@@ -116,7 +120,7 @@ def calibrate(
         batch_size: Images per forward pass.
 
     Returns:
-        The sites with these temperatures added.
+        The sites with these temperatures added, and the anchors of these data.
     """
     sites.check(model)
     if limit is not None and limit < 1:
@@ -126,18 +130,18 @@ def calibrate(
     found: dict[str, list[Tensor]] = {key: [] for key in rules}
     labels: list[Tensor] = []
     batches = iterate_batches(data, batch_size, indices=choose_rows(data, 1.0, limit, 0, sites.num_classes))
-    for z, y in stream_features(model, batches, sites.views, sites.num_classes):
-        labels.append(y)
-        for key, rule in rules.items():
-            found[key].append(rule(z).cpu())  # a device may have no room for all of them
-        if limit is not None and sum(map(len, labels)) >= limit:
-            break
+    with watch_norms(model, sites.views) as moments:
+        for z, y in stream_features(model, batches, sites.views, sites.num_classes):
+            labels.append(y)
+            for key, rule in rules.items():
+                found[key].append(rule(z).cpu())  # a device may have no room for all of them
+            if limit is not None and sum(map(len, labels)) >= limit:
+                break
     if not labels:
         raise ValueError("there are no images to calibrate on")
     target = torch.cat(labels)
-    return sites.with_temperatures(
-        {key: _fit_named(key, torch.cat(parts).to(device), target) for key, parts in found.items()}
-    )
+    fitted = {key: _fit_named(key, torch.cat(parts).to(device), target) for key, parts in found.items()}
+    return replace(sites.with_temperatures(fitted), anchors=moments.anchors())
 
 
 Rule = Callable[[Tensor], Tensor]

@@ -186,7 +186,7 @@ def make_spec(options: Options, recipe: Recipe, supply: Supply, seed: int) -> Sp
     data, domain = recipe.data, Domain(options.corruption, options.severity)
     return Spec(
         checkpoint=options.checkpoint,
-        weights=supply.weights(options.checkpoint, with_sites=True),
+        weights=supply.weights(options.checkpoint, find_method("civd"), 1.0, {}),
         data=data.set,
         content=supply.content(data.set, [domain]),
         domains=(domain,),

@@ -11,10 +11,11 @@ import torch
 from ttvd.adapters import Method, find_method, methods
 from ttvd.adapters.fit import fit_to_method
 from ttvd.bench.job import build_adapter, identify_adapter, make_order, to_plain
+from ttvd.bench.origin import check_method
 from ttvd.bench.recipe.parts import NEEDS, MethodPart, Recipe, Rule
 from ttvd.bench.recipe.settings import check_settings, looking_for
 from ttvd.bench.spec import Domain, Member, Spec
-from ttvd.bench.supply import CORRUPTED, OFFICIAL, Supply, check_method
+from ttvd.bench.supply import CORRUPTED, OFFICIAL, Supply
 from ttvd.data.sets import ImageFolder
 
 # What only some method objects need of the source data takes long to make: not for a check.
@@ -219,7 +220,7 @@ def _make_spec(
     chosen = {name: _to_kind(value, defaults[name]) for name, value in {**defaults, **parameters}.items()}
     share = condition.get("sites", recipe.sites[0]) if "sites" in entry.method.needs else 1.0
     with looking_for(recipe, "models", supply.setting.checkpoints, "--checkpoints", "the package"):
-        weights = supply.weights(entry.checkpoint, "sites" in entry.method.needs and share == 1.0)
+        weights = supply.weights(entry.checkpoint, entry.method, share, chosen)
     return Spec(
         checkpoint=entry.checkpoint,
         weights=weights,
