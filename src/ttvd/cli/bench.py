@@ -39,6 +39,7 @@ def bench(
     gpus: float = typer.Option(1.0, help="With ray and cuda: share of a GPU for each run, e.g. 0.25."),
     limit: int | None = typer.Option(None, min=1, help="Use only so many images of each set, for a trial."),
     seeds: str | None = typer.Option(None, help="Instead of the recipe's: 0,1,2"),
+    only: list[str] | None = typer.Option(None, help="Only the line of this label; repeat for more."),
     dry_run: bool = typer.Option(
         False, "--dry-run", help="Check everything, show what would be done, and stop."
     ),
@@ -60,7 +61,7 @@ def bench(
         raise ValueError(f"--gpus is a share of a GPU above 0, e.g. 0.25; got {gpus:g}")
     if address is not None and engine != "ray":
         raise ValueError("--address goes with --engine ray")
-    found = _read(recipes, limit, seeds)
+    found = _read(recipes, limit, seeds, only)
     setting = _make_setting(data, checkpoints, device, threads, engine)
     try:
         with raise_interrupts():
@@ -79,11 +80,12 @@ def bench(
         raise typer.Exit(1)
 
 
-def _read(paths: list[Path], limit: int | None, seeds: str | None) -> "list[Recipe]":
+def _read(
+    paths: list[Path], limit: int | None, seeds: str | None, only: list[str] | None = None
+) -> "list[Recipe]":
     """The recipes with what the command line changes of them."""
-    from dataclasses import replace
-
     from ttvd.bench.recipe import read_recipe
+    from ttvd.bench.recipe.cut import cut_limit, cut_lines, cut_seeds
 
     recipes = [read_recipe(path) for path in paths]
     names = [recipe.name for recipe in recipes]
@@ -92,22 +94,11 @@ def _read(paths: list[Path], limit: int | None, seeds: str | None) -> "list[Reci
             f"two recipes are called {twice[0]}: the store tells them apart by their file's name"
         )
     if limit is not None:
-        recipes = [
-            replace(recipe, data=replace(recipe.data, limit=limit), oracle=replace(recipe.oracle, limit=None))
-            for recipe in recipes
-        ]
+        recipes = [cut_limit(recipe, limit) for recipe in recipes]
     if seeds is not None:
         numbers = _parse_seeds(seeds)
-        recipes = [
-            replace(
-                recipe,
-                seeds=numbers,
-                oracle=replace(recipe.oracle, seeds=None),
-                methods=tuple(replace(part, seeds=None) for part in recipe.methods),
-            )
-            for recipe in recipes
-        ]
-    return recipes
+        recipes = [cut_seeds(recipe, numbers) for recipe in recipes]
+    return [cut_lines(recipe, only) for recipe in recipes] if only else recipes
 
 
 def _parse_seeds(text: str) -> tuple[int, ...]:
