@@ -74,6 +74,8 @@ def test_a_trial_agrees_with_the_rows_of_the_whole(
     run("runs", tmp_path / "whole.db", "--pack", tmp_path / "rows")
     output = run(*common, "--store", tmp_path / "trial.db", "--limit", 192)
     assert "1 run to do" in output
+    assert "SLA + bn" not in output, "the table has the lines that were asked for"
+    run("report", tmp_path / "trial.db", "--out", tmp_path / "page")
 
     def check(trial: str, rows: str = "rows/small.csv") -> object:
         monkeypatch.setattr(sys, "argv", ["check_rows", str(tmp_path / trial), str(tmp_path / rows)])

@@ -91,7 +91,7 @@ class Study:
     Attributes:
         recipe: What was asked.
         columns: In the order of the recipe.
-        lines: Likewise; a method with several rules has a line for each.
+        lines: Likewise, those that were asked for; a method with several rules has a line for each.
         missing: Runs that are neither done nor failed.
         failed: Runs that failed.
     """
@@ -108,7 +108,8 @@ class Study:
 
     def reference(self) -> str:
         """Label of the line that the others are compared with."""
-        return self.recipe.reference or self.lines[-1].label
+        labels = [line.label for line in self.lines]
+        return self.recipe.reference if self.recipe.reference in labels else labels[-1]
 
 
 def study(store: Reader, name: str) -> Study:
@@ -126,9 +127,11 @@ def study(store: Reader, name: str) -> Study:
     runs = store.load(keys & store.done())
     failed = {failure.key for failure in store.failures()} & keys
     columns = dict.fromkeys(_place(member) for member in members if member.role == "test")
+    asked = {member.label for member in members}
     lines = [
         _choose(entry, rule, [member for member in members if member.label == entry.label], runs)
         for entry in list_entries(recipe)
+        if entry.label in asked  # some of them alone, if the command line said so
         for rule in entry.rules
     ]
     return Study(recipe, tuple(columns), tuple(lines), len(keys - set(runs) - failed), len(failed))
