@@ -83,7 +83,7 @@ class AdaNPC(Adapter):
                 f"k and capacity must be at least 1 and tau positive, got {k}, {capacity} and {tau}"
             )
         self.k, self.tau, self.beta, self.double_softmax = k, tau, beta, double_softmax
-        device, dtype = self.anchor.device, torch.promote_types(self.anchor.dtype, torch.float32)
+        device, dtype = self.probe.device, torch.promote_types(self.probe.dtype, torch.float32)
         known = features.features.to(device, dtype)
         self.register_buffer("source_keys", known, persistent=False)
         self.register_buffer("source_labels", features.labels.to(device), persistent=False)

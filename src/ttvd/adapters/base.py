@@ -93,14 +93,14 @@ class Adapter(nn.Module):
         adapting = select_parameters(model, parameters) if parameters else set()
         follows = statistics.follows
         owned = adapting | (running_buffers(model) if follows else set())
-        self.model = apply_statistics(shared_copy(model, owned), statistics).eval()
+        own = shared_copy(model, owned)
         if statistics.anchored:
-            anchor_norms(self.model, need_anchors(anchors))
+            anchor_norms(own, need_anchors(anchors))
+        self.statistics, self.model = statistics, apply_statistics(own, statistics).eval()
         # Looked up again, for a norm that is wrapped has another name now.
         self._averages = {f"model.{name}" for name in running_buffers(self.model)} if follows else set()
-        self.register_buffer("kept", torch.ones((), device=self.anchor.device), persistent=False)
-        self.validation = "auto"
-        self.capture = "auto"
+        self.register_buffer("kept", torch.ones((), device=self.probe.device), persistent=False)
+        self.validation = self.capture = "auto"
         self._seen_batch = self._fits = False
         self._begin()
 
@@ -113,7 +113,7 @@ class Adapter(nn.Module):
         self.register_load_state_dict_pre_hook(add_frozen)  # type: ignore[no-untyped-call]
 
     @property
-    def anchor(self) -> Tensor:
+    def probe(self) -> Tensor:
         """A weight of the model: it tells on which device and in which type it computes."""
         weights = (p for p in self.model.parameters() if p.is_floating_point())
         if (weight := next(weights, None)) is None:
@@ -145,7 +145,7 @@ class Adapter(nn.Module):
             >>> tent(torch.rand(8, 1, 4, 4)).dtype
             torch.float32
         """
-        self._precision = choose_dtype(precision, self.anchor.dtype) or self._precision
+        self._precision = choose_dtype(precision, self.probe.dtype) or self._precision
         self.compiled = self.compiled or compile
         for name in self.networks:
             network = self.get_submodule(name)
@@ -276,7 +276,7 @@ class Adapter(nn.Module):
 
     def _admit(self, x: Tensor) -> tuple[Tensor, bool]:
         """The batch, fit for autograd, and whether its values were looked at."""
-        weight = self.anchor
+        weight = self.probe
         cheap = weight.device.type == "cpu" or not self._seen_batch
         values = self.validation == "always" or (self.validation == "auto" and cheap)
         check_inputs(x, device=weight.device, dtype=weight.dtype, values=values)

@@ -120,7 +120,7 @@ class NOTE(MemoryAdapter):
         for layer in self.model.modules():
             if isinstance(layer, InstanceAwareBatchNorm2d):
                 layer.momentum = alpha
-        self.memory = BalancedReservoir(capacity, count_classes(model), self.anchor)
+        self.memory = BalancedReservoir(capacity, count_classes(model), self.probe)
         self.clock = Clock(period)
         self.dice = Dice(seed)
 

@@ -56,9 +56,9 @@ class Policy(Adapter):
         return super().load_state_dict(state_dict, strict, assign)
 
     @property
-    def anchor(self) -> Tensor:
+    def probe(self) -> Tensor:
         """A weight of the model inside."""
-        return self.adapter.anchor
+        return self.adapter.probe
 
     @property
     def validation(self) -> Validation:
@@ -172,7 +172,7 @@ class ResetOnCollapse(Policy):
                 f"threshold must lie in (0, 1) and momentum in (0, 1], got {threshold} and {momentum}"
             )
         self.threshold, self.momentum = threshold, momentum
-        device = adapter.anchor.device
+        device = adapter.probe.device
         self.register_buffer("mean", torch.full((num_classes,), 1.0 / num_classes, device=device))
         self.register_buffer("resets", torch.zeros((), dtype=torch.int64))
 

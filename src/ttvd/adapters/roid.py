@@ -100,7 +100,7 @@ class ROID(GradientAdapter):
         self.dice = Dice(seed)
         self.source = apply_statistics(shared_copy(model, set()), statistics or Statistics.batch()).eval()
         classes = count_classes(model)
-        self.register_buffer("mean", self.anchor.new_full((classes,), 1.0 / classes, requires_grad=False))
+        self.register_buffer("mean", self.probe.new_full((classes,), 1.0 / classes, requires_grad=False))
 
     def output(self, x: Tensor) -> Tensor:
         """Log-probabilities after the correction of the prior."""

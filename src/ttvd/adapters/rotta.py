@@ -125,7 +125,7 @@ class RoTTA(MemoryAdapter):
         owned = select_parameters(model, "norm") | averages
         self.teacher = apply_statistics(shared_copy(model, owned), statistics).eval()
         self._averages |= {f"teacher.{name}" for name in averages}
-        self.memory = BalancedMemory(capacity, self.anchor, timeliness, uncertainty)
+        self.memory = BalancedMemory(capacity, self.probe, timeliness, uncertainty)
         self.clock = Clock(period)
         self.dice = Dice(seed)
 

@@ -86,7 +86,7 @@ class TASTBN(GradientAdapter):
         slots = min(supports, capacity // classes)
         self.k, self.tau = min(k, slots), tau
         # A single black pixel: whatever the images will be, copying it over them empties the memory.
-        self.memory = Supports(classes, slots, (1, 1, 1), self.anchor.detach())
+        self.memory = Supports(classes, slots, (1, 1, 1), self.probe.detach())
 
     def output(self, x: Tensor) -> Tensor:
         """Logarithm of what the nearest stored images are taken for."""

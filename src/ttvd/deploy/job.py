@@ -140,9 +140,9 @@ def adapt_batch(
     summary.unreadable += [(inputs.names[p], reason) for p, reason in batch.unreadable]
     if batch.images is None:
         return
-    anchor = adapter.anchor
+    probe = adapter.probe
     try:
-        logits = adapter(batch.images.to(anchor.device, anchor.dtype)).float()
+        logits = adapter(batch.images.to(probe.device, probe.dtype)).float()
     except RuntimeError as error:
         shape = tuple(batch.images.shape[1:])
         first = str(error).splitlines()[0]

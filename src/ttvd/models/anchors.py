@@ -23,18 +23,22 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from ttvd.models.fingerprint import shared_prefix
+
 
 @dataclass(frozen=True, eq=False)
 class Anchors:
     """Mean and biased variance of each channel of each norm, over clean images as they come in use.
 
     Attributes:
-        means: (c,) float64; the channels of all norms that :func:`anchor_norms` changes, in the order of the modules.
+        means: (c,) float64, the channels of all norms that :func:`anchor_norms` changes.
         variances: (c,) float64.
+        norms: Name and number of channels of each of them, one after the other.
     """
 
     means: Tensor
     variances: Tensor
+    norms: tuple[tuple[str, int], ...]
 
     def __post_init__(self) -> None:
         for name, tensor in (("means", self.means), ("variances", self.variances)):
@@ -46,17 +50,21 @@ class Anchors:
                 raise ValueError(f"{name} of anchors must be finite")
         if bool((self.variances < 0).any()):
             raise ValueError("variances of anchors must not be negative")
+        if sum(size for _, size in self.norms) != len(self.means):
+            raise ValueError(
+                f"the norms of anchors do not have {len(self.means)} channels together: {self.norms}"
+            )
 
 
 class NormMoments:
     """Running moments of what enters norms; a norm that nothing entered has those that it stores.
 
     Args:
-        norms: Which to watch.
+        norms: Which to watch, by name.
         views: How many views of its images a batch is made of, one after the other, the upright one first.
     """
 
-    def __init__(self, norms: list[_BatchNorm], views: int) -> None:
+    def __init__(self, norms: dict[str, _BatchNorm], views: int) -> None:
         self._norms, self._views = norms, views
         self._found: dict[tuple[_BatchNorm, int], Moments] = {}
 
@@ -76,11 +84,11 @@ class NormMoments:
         for views in {1, self._views} if self._norms else ():
             pairs = [
                 self._found[norm, views][1:] if (norm, views) in self._found else _stored(norm)
-                for norm in self._norms
+                for norm in self._norms.values()
             ]
-            made[views] = Anchors(
-                torch.cat([mean for mean, _ in pairs]), torch.cat([var for _, var in pairs])
-            )
+            kinds = tuple((name, norm.num_features) for name, norm in self._norms.items())
+            means, variances = (torch.cat(moments) for moments in zip(*pairs, strict=True))
+            made[views] = Anchors(means, variances, kinds)
         return made
 
 
@@ -119,9 +127,9 @@ def watch_norms(model: nn.Module, views: int = 1) -> Iterator[NormMoments]:
         >>> anchors.means.tolist(), anchors.variances.tolist()
         ([2.0, 2.0], [1.0, 0.0])
     """
-    norms = list(_anchored_norms(model))
+    norms = _anchored_norms(model)
     moments = NormMoments(norms, views)
-    hooks = [norm.register_forward_pre_hook(moments.update, with_kwargs=True) for norm in norms]
+    hooks = [norm.register_forward_pre_hook(moments.update, with_kwargs=True) for norm in norms.values()]
     try:
         yield moments
     finally:
@@ -145,43 +153,49 @@ def anchor_norms(model: nn.Module, anchors: Anchors) -> None:
 
     Example:
         >>> net = nn.Sequential(nn.BatchNorm1d(2)).eval()
-        >>> anchor_norms(net, Anchors(torch.ones(2).double(), torch.full((2,), 4.0).double()))
+        >>> with watch_norms(net) as moments:
+        ...     _ = net(torch.tensor([[-1.0, -1.0], [3.0, 3.0]]))
+        >>> anchor_norms(net, moments.anchors()[1])
         >>> net[0].running_mean.tolist(), net(torch.tensor([[5.0, 1.0]])).round(decimals=3).tolist()
         ([1.0, 1.0], [[5.0, 1.0]])
     """
-    norms = list(_anchored_norms(model))
-    sizes = [norm.num_features for norm in norms]
-    if sum(sizes) != len(anchors.means):
+    norms = _anchored_norms(model)
+    if dict(anchors.norms) != {name: norm.num_features for name, norm in norms.items()}:
         raise ValueError(
-            f"the anchors are of {len(anchors.means)} channels, the norms of this model have {sum(sizes)}: measure "
-            "them again with ttvd.calibrate"
+            f"the anchors are of {len(anchors.norms)} norms with {len(anchors.means)} channels that are not the "
+            f"{len(norms)} norms of this model, by name and size: measure them again with ttvd.calibrate"
         )
-    for norm, mean, var in zip(
-        norms, anchors.means.split(sizes), anchors.variances.split(sizes), strict=True
-    ):
+    sizes = [size for _, size in anchors.norms]
+    moments = zip(anchors.norms, anchors.means.split(sizes), anchors.variances.split(sizes), strict=True)
+    for (name, _), mean, var in moments:
+        norm = norms[name]
         old_mean, old_var = _stored(norm)
         weight, bias = norm.weight.detach().cpu().double(), norm.bias.detach().cpu().double()
         old_std, std = (old_var + norm.eps).sqrt(), (var + norm.eps).sqrt()
-        for name, new in (
+        for part, new in (
             ("running_mean", mean),
             ("running_var", var),
             ("weight", weight * std / old_std),
             ("bias", bias + weight * (mean - old_mean) / old_std),
         ):
-            old: Tensor = getattr(norm, name)
+            old: Tensor = getattr(norm, part)
             value = new.to(old, copy=True)
             if isinstance(old, nn.Parameter):
                 value = nn.Parameter(value, old.requires_grad)
-            setattr(norm, name, value)
+            setattr(norm, part, value)
 
 
-def _anchored_norms(model: nn.Module) -> Iterator[_BatchNorm]:
-    """Those whose change of statistics can be made up for."""
-    for layer in model.modules():
-        if not isinstance(layer, _BatchNorm):
-            continue
-        if None not in (layer.running_mean, layer.weight, layer.bias):
-            yield layer
+def _anchored_norms(model: nn.Module) -> dict[str, _BatchNorm]:
+    """Those whose change of statistics can be made up for, by the first of their names in the alphabet.
+
+    What a wrapper puts before all names does not count.
+    """
+    names: dict[_BatchNorm, list[str]] = {}
+    for name, layer in model.named_modules(remove_duplicate=False):
+        if isinstance(layer, _BatchNorm) and None not in (layer.running_mean, layer.weight, layer.bias):
+            names.setdefault(layer, []).append(name)
+    start = shared_prefix([name for name, _ in model.named_parameters()])
+    return {min(known)[start:]: layer for layer, known in names.items()}
 
 
 def _stored(norm: _BatchNorm) -> tuple[Tensor, Tensor]:

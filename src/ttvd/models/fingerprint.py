@@ -19,7 +19,7 @@ def fingerprint(module: nn.Module) -> str:
     """
     state = {name: value for name, value in module.state_dict().items() if isinstance(value, Tensor)}
     state |= dict(module.named_buffers())  # normalisation may be kept out of the saved state
-    start = _shared_prefix(list(state))
+    start = shared_prefix(list(state))
     digest = hashlib.sha256()
     for name in sorted(state):
         value = state[name].detach().cpu().contiguous()
@@ -28,7 +28,7 @@ def fingerprint(module: nn.Module) -> str:
     return digest.hexdigest()[:16]
 
 
-def _shared_prefix(names: list[str]) -> int:
+def shared_prefix(names: list[str]) -> int:
     """Length of the leading dotted parts that all names share; the last part is never taken away."""
     length = 0
     for parts in zip(*(name.split(".")[:-1] for name in names), strict=False):

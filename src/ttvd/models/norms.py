@@ -15,7 +15,7 @@ from ttvd.models.split import split
 from ttvd.models.statistics import Statistics as Statistics
 from ttvd.models.stream_norm import Follower as Follower
 from ttvd.models.stream_norm import StreamNorm as StreamNorm
-from ttvd.models.stream_pass import Pass, take_in
+from ttvd.models.stream_pass import Company, take_in
 
 Which = Literal["norm", "features", "all"]
 _NORMS = (_BatchNorm, _InstanceNorm, InstanceAwareBatchNorm2d, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
@@ -65,7 +65,7 @@ def following_stream(model: nn.Module, follow: bool = True) -> Iterator[None]:
     with _flag_followers(model, "following", follow) as followers:
         norms = [part for part in followers if isinstance(part, StreamNorm)]
         take_in(norms)  # what an outer block has heard stays, whatever happens inside
-        outer, company = [norm.company for norm in norms], Pass(norms)
+        outer, company = [norm.company for norm in norms], Company(norms)
         for norm in norms:
             norm.company = company
         try:

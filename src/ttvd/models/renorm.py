@@ -56,12 +56,14 @@ class Scales:
         """The scale of the norm with this number."""
         if number not in self._found:
             groups: dict[tuple[Any, ...], list[int]] = {}
-            for i in range(len(self._found), len(self._known)):
-                known = self._known[i]
-                kind = (known.mean.dtype, known.mean.device, known.eps, known.weight is None)
-                groups.setdefault(kind, []).append(i)
+            for i, known in enumerate(self._known):
+                if i not in self._found:
+                    kind = (known.mean.dtype, known.mean.device, known.eps, known.weight is None)
+                    groups.setdefault(kind, []).append(i)
+            made: dict[int, Scale] = {}
             for group in groups.values():
-                self._found.update(zip(group, _scale([self._known[i] for i in group]), strict=True))
+                made.update(zip(group, _scale([self._known[i] for i in group]), strict=True))
+            self._found |= made
         return self._found[number]
 
 

@@ -157,6 +157,7 @@ class Sites:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a safetensors file, atomically."""
         metadata = {
+            **{f"norms.{views}": json.dumps(anchors.norms) for views, anchors in self.anchors.items()},
             "fingerprint": self.fingerprint,
             "fraction": repr(self.fraction),
             "temperatures": json.dumps(dict(self.temperatures), sort_keys=True),
@@ -175,7 +176,11 @@ class Sites:
             fraction = float(metadata["fraction"])
             kinds = {name.partition(".")[2] for name in tensors if name.startswith("norm_")}
             anchors = {
-                int(views): Anchors(tensors[f"norm_means.{views}"], tensors[f"norm_variances.{views}"])
+                int(views): Anchors(
+                    tensors[f"norm_means.{views}"],
+                    tensors[f"norm_variances.{views}"],
+                    tuple((str(name), int(size)) for name, size in json.loads(metadata[f"norms.{views}"])),
+                )
                 for views in sorted(kinds)
             }
             means, counts = tensors["means"], tensors["counts"]

@@ -39,7 +39,6 @@ class Statistics:
         renorm: Values as these statistics say, but the gradient of batch norm on the batch (batch renormalisation,
             Ioffe 2017). A loss cannot be lowered by moving or scaling a feature of all samples under batch norm; it
             can with any share of other statistics, and on small batches losses do so until they collapse.
-
         anchored: Begin with anchored norms (``ttvd.models.anchors``): the source are clean images as they come in use,
             and not as they were augmented in training. It takes sites that know the anchors.
 
@@ -105,7 +104,7 @@ class Statistics:
         except (KeyError, ValueError) as error:
             raise ValueError(
                 "statistics are batch, source, prior:P, count:N, momentum:M or track:COUNT:MEMORY, with or without "
-                f":renorm and :anchored behind; got {text!r}"
+                f":renorm, :anchored or both in this order behind; got {text!r}"
             ) from error
         known: dict[str, Any] = {"prior": 1.0} if kind == "source" else numbers
         return cls(**known, **flags)

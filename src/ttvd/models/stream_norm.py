@@ -7,7 +7,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from ttvd.models.renorm import Known, Scales, find_moments, kernels_take, renormalise, rescale
 from ttvd.models.statistics import Statistics
-from ttvd.models.stream_pass import Heard, Pass, share_of_batch, take_in
+from ttvd.models.stream_pass import Company, Heard, share_of_batch, take_in
 
 
 class Follower(nn.Module):
@@ -41,7 +41,7 @@ class StreamNorm(Follower, _BatchNorm):
 
     rows_followed: Tensor
     heard: Heard | None = None
-    company: Pass | None = None
+    company: Company | None = None
 
     def __init__(self, layer: _BatchNorm, statistics: Statistics) -> None:
         Follower.__init__(self)
@@ -84,12 +84,14 @@ class StreamNorm(Follower, _BatchNorm):
         return self._normalise_mixed(input, self.running_mean, self.running_var)
 
     def _normalise_mixed(self, x: Tensor, running_mean: Tensor, running_var: Tensor) -> Tensor:
-        take_in([self])  # where a layer is used twice, the second time knows of the first
+        again = _is_differentiating()  # activation checkpointing: a batch that was heard comes once more
+        if not again:
+            take_in([self])  # where a layer is used twice, the second time knows of the first
         batch_mean, batch_var = find_moments(x.detach() if self.statistics.renorm else x)
         dtype = batch_mean.dtype
         share = self._share_of_batch(len(x), dtype)
         mean, var = _mix([running_mean.to(dtype), running_var.to(dtype)], [batch_mean, batch_var], share)
-        if self.following and self.statistics.follows and not self.settled:
+        if self.following and self.statistics.follows and not (self.settled or again):
             self._hear(Heard(mean.detach(), var.detach(), len(x)))
         weight, bias = (None if part is None else part.to(dtype) for part in (self.weight, self.bias))
         if not torch.is_grad_enabled():
@@ -113,6 +115,11 @@ class StreamNorm(Follower, _BatchNorm):
         self.heard = heard
         if torch.compiler.is_compiling():
             take_in([self])
+
+
+def _is_differentiating() -> bool:
+    """Whether this is part of a backward pass."""
+    return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
 
 
 def _mix(averages: list[Tensor], batch: list[Tensor], share: Tensor | float) -> list[Tensor]:

@@ -26,8 +26,8 @@ class Heard(NamedTuple):
     rows: int
 
 
-class Pass:
-    """What the norms of a network compute together: a few operations on many numbers instead of many on a few.
+class Company:
+    """The norms of a network in one pass, and what they compute together: a few operations on many numbers.
 
     Args:
         norms: Those of the network.
@@ -45,10 +45,13 @@ class Pass:
         """Weight (c,) with which the batch enters tracked averages; good for one use, which changes the next."""
         kind = (rows, dtype)
         if kind not in self._shares:
-            alike = [other for other in self._norms if _tracks_like(other, norm)]
+            # Of one that has heard a batch already, the averages are about to change.
+            alike = [other for other in self._norms if other.heard is None and _tracks_like(other, norm)]
             shares = share_of_batch(alike, rows, dtype)
             self._shares[kind] = {id(other): share for other, share in zip(alike, shares, strict=True)}
-        found = self._shares[kind].pop(id(norm), None)
+        found = self._shares[kind].get(id(norm))
+        for known in self._shares.values():
+            known.pop(id(norm), None)
         return share_of_batch([norm], rows, dtype)[0] if found is None else found
 
     def forget(self) -> None:

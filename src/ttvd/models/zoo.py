@@ -89,6 +89,9 @@ def _anchor(source: Source, name: str, upright: bool) -> Source:
     sites = source.sites
     anchors = None if sites is None else sites.anchors.get(1 if upright else sites.views)
     if sites is None or anchors is None:
-        raise ValueError(f"{name!r}: this checkpoint has no sites with anchors; ttvd.calibrate measures them")
+        raise ValueError(
+            f"{name!r}: this checkpoint has no sites with anchors; ttvd.calibrate measures them, where the model has "
+            "batch norms with an affine part and statistics of their own"
+        )
     anchor_norms(source.model, anchors)
     return Source(source.model, replace(sites, fingerprint=fingerprint(source.model)), source.card)

@@ -105,6 +105,7 @@ def calibrate(
     """Measure on held-out source data what sites alone do not tell: temperatures, and the anchors of the norms.
 
     Anchors are what the data show to the batch norms (``ttvd.models.anchors``); norms that follow a stream start there.
+    ``structures=()`` measures them alone.
 
     ``vd`` and ``pd`` look at the upright view alone, ``civd@g`` and ``cipd@g`` compare each view with its own
     sites. The power diagrams are those of the head; a head of k outputs knows the upright view only.
