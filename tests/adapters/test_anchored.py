@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,7 +17,15 @@ import ttvd
 from tests.adapters.conftest import build_net, build_sites, build_stream
 from tests.adapters.test_ttvd_default import Naive, assert_same_state
 from tests.models import test_anchors as chains
-from tests.models.test_anchors import assert_close, channel_moments, draw_anchors, norms_of, read_state
+from tests.models.test_anchors import (
+    assert_close,
+    channel_moments,
+    draw_anchors,
+    kinds_of,
+    norms_of,
+    read_state,
+)
+from ttvd.adapters.base import Adapter
 from ttvd.models.anchors import Anchors, anchor_norms
 from ttvd.models.fingerprint import fingerprint
 from ttvd.models.norms import StreamNorm, apply_statistics
@@ -48,7 +57,7 @@ def anchor_near(net: nn.Module, seed: int) -> Anchors:
         for name in ("running_mean", "running_var")
     )
     shift, stretch = torch.randn(2, len(means), generator=generator, dtype=torch.float64)
-    return Anchors(means + 0.5 * shift * variances.sqrt(), variances * (0.5 * stretch).exp())
+    return Anchors(means + 0.5 * shift * variances.sqrt(), variances * (0.5 * stretch).exp(), kinds_of(net))
 
 
 def build_world() -> World:
@@ -63,8 +72,10 @@ def world() -> World:
     return build_world()
 
 
-def policies(adapter: nn.Module) -> set[str]:
-    return {str(layer.statistics) for layer in adapter.modules() if isinstance(layer, StreamNorm)}
+def policies(adapter: Adapter) -> set[str]:
+    """What the adapter says, and what its norms do."""
+    layers = [layer for layer in adapter.modules() if isinstance(layer, StreamNorm)]
+    return {str(adapter.statistics), *(str(layer.statistics) for layer in layers)}
 
 
 def anchor_by_hand(net: ResNet, anchors: Anchors) -> ResNet:
@@ -93,7 +104,7 @@ def measure_by_hand(net: nn.Module, x: Tensor, views: int) -> Anchors:
         norm.register_forward_hook(lambda layer, inputs, _: entered.update({layer: inputs[0]}))
     net(torch.cat([torch.rot90(x, turn, (2, 3)) for turn in range(views)]))
     means, variances = zip(*(channel_moments(entered[norm]) for norm in norms_of(net)), strict=True)
-    return Anchors(torch.cat(means), torch.cat(variances))
+    return Anchors(torch.cat(means), torch.cat(variances), kinds_of(net))
 
 
 def test_the_default_is_anchored_where_the_sites_know_how(world: World) -> None:
@@ -203,22 +214,54 @@ def test_anchored_statistics_need_anchors(world: World) -> None:
     for name in ("tent", "cotta", "roid"):
         with pytest.raises(ValueError, match=r"anchored statistics need .*'NAME\+anchored'.*anchor_norms"):
             ttvd.create(name, world.net, statistics=asked)
-    with pytest.raises(ValueError, match="the anchors are of 2 channels"):
-        ttvd.TTVD(world.net, replace(world.bare, anchors={4: Anchors(*torch.ones(2, 2).double())}))
+    few = Anchors(torch.ones(2).double(), torch.ones(2).double(), (("bn1", 2),))
+    with pytest.raises(ValueError, match="the anchors are of 1 norms with 2 channels"):
+        ttvd.TTVD(world.net, replace(world.bare, anchors={4: few}))
 
 
 @pytest.mark.parametrize("kind", chains.KINDS)
 @pytest.mark.parametrize("policy", ["source", "track:8:64:renorm"])
-def test_norms_that_follow_a_policy_already_can_be_anchored(kind: str, policy: str) -> None:
-    """As adapters do it; a norm with a forward of its own has been taken to pieces then."""
+def test_norms_of_every_kind_can_be_anchored(kind: str, policy: str) -> None:
+    """By adapters, and where they follow a policy already; unless they have been taken to pieces for that."""
     net, x = chains.make_net(kind), chains.draw(kind, 12)
-    anchors, wanted = draw_anchors(net), net(x)
-    late = apply_statistics(copy.deepcopy(net), ttvd.Statistics.parse(policy))
-    anchor_norms(late, anchors)
+    anchors, source, plain = draw_anchors(net), net(x), ttvd.Statistics.parse(policy)
+    adapter = Adapter(net, statistics=ttvd.Statistics.parse(f"{policy}:anchored"), anchors=anchors)
+    late = apply_statistics(copy.deepcopy(net), plain)
+    if kind == "norm and activation":
+        with pytest.raises(ValueError, match="not the 2 norms of this model, by name and size"):
+            anchor_norms(late, anchors)
+    else:
+        anchor_norms(late, anchors)
     anchor_norms(net, anchors)
-    assert_close(late(x), apply_statistics(net, ttvd.Statistics.parse(policy))(x))
+    wanted = apply_statistics(net, plain)(x)
+    for found in (adapter.model, late)[: 1 if kind == "norm and activation" else 2]:
+        assert_close(found(x), wanted)
     if policy == "source":
-        assert_close(late(x), wanted)
+        assert_close(wanted, source)
+
+
+WRAPPERS: dict[str, Callable[[nn.Module], nn.Module]] = {
+    "split": ttvd.split,
+    "sequence": nn.Sequential,
+    "parallel": nn.DataParallel,
+    "both": lambda net: nn.Sequential(nn.DataParallel(net)),
+}
+
+
+@pytest.mark.parametrize("kind", chains.KINDS)
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+def test_a_wrapper_changes_no_anchors(kind: str, wrapper: str) -> None:
+    if wrapper == "split" and kind != "deep":
+        return  # which has a head
+    x = chains.draw(kind, 12)
+    nets = [chains.make_net(kind), WRAPPERS[wrapper](chains.make_net(kind))]
+    bare, wrapped = (chains.watch(net, x)[1] for net in nets)
+    assert bare.norms == wrapped.norms
+    assert_close((bare.means, bare.variances), (wrapped.means, wrapped.variances))
+    for net, anchors in zip(nets, (wrapped, bare), strict=True):
+        anchor_norms(net, anchors)
+    assert_close([*nets[0].state_dict().values()], [*nets[1].state_dict().values()])
+    assert torch.equal(norms_of(nets[1])[0].get_buffer("running_mean"), bare.means[: bare.norms[0][1]])
 
 
 @pytest.mark.parametrize("kind", [kind for kind in chains.KINDS if kind != "one norm twice"])
@@ -244,7 +287,7 @@ def test_drifted_data_come_out_as_clean_data_did(policy: str, seed: int, scale: 
     norm, clean = chains.make_net("norm alone", seed), chains.draw("norm alone", 30, seed)
     bare, drifted = copy.deepcopy(norm), scale * chains.draw("norm alone", 30, seed + 1) + shift
     mean, var = channel_moments(norm(clean))
-    anchor_norms(norm, Anchors(*channel_moments(clean)))
+    anchor_norms(norm, Anchors(*channel_moments(clean), (("", 4),)))
     found, other = (
         channel_moments(apply_statistics(layer, ttvd.Statistics.parse(policy))(drifted))
         for layer in (norm, bare)

@@ -20,11 +20,11 @@ from tests.adapters.test_anchored import (
     policies,
 )
 from tests.models import test_anchors as chains
-from tests.models.test_anchors import draw_anchors, norms_of, read_state
+from tests.models.test_anchors import assert_close, draw_anchors, kinds_of, norms_of, read_state
 from tests.models.test_checkpoint import CARD, save_toy
 from ttvd.data.digits import split_digits
 from ttvd.models import zoo
-from ttvd.models.anchors import Anchors
+from ttvd.models.anchors import Anchors, anchor_norms
 from ttvd.models.fingerprint import fingerprint
 
 DIGITS = ["digits-plain", "digits-sla"]
@@ -241,3 +241,44 @@ def test_a_method_with_sites_finds_its_own_way_on_an_anchored_checkpoint(
         assert torch.equal(stored_means(adapter), source.sites.anchors[views].means.float())
         answers.append(adapter(x))
     torch.testing.assert_close(answers[1], answers[0], rtol=1e-3, atol=1e-3)
+
+
+class Pair(nn.Module):
+    """Two norms, registered in any order."""
+
+    def __init__(self, order: str) -> None:
+        super().__init__()
+        for name in order:
+            self.add_module(name, chains.make_net("norm alone", ord(name)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.get_submodule("b")(self.get_submodule("a")(x).tanh())  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(("mine", "its"), [("ab", "ba"), ("ba", "ab")])
+def test_anchors_find_their_norms_by_name(mine: str, its: str) -> None:
+    """A twin with the same state knows which are meant, in whatever order its norms were registered."""
+    x, (net, twin, wrong) = chains.draw("norm alone", 12), map(Pair, (mine, its, its))
+    trained, anchors = net(x), chains.watch(net, x)[1]
+    first, second = anchors.means.split(4), anchors.variances.split(4)
+    anchor_norms(twin, anchors)
+    for name, mean, var in zip(mine, first, second, strict=True):
+        assert torch.equal(twin.get_buffer(f"{name}.running_mean"), mean)
+        assert torch.equal(twin.get_buffer(f"{name}.running_var"), var)
+    anchor_norms(wrong, Anchors(torch.cat(first[::-1]), torch.cat(second[::-1]), anchors.norms))
+    for found, right in ((twin, True), (wrong, False)):
+        assert_close(found(x), trained)
+        assert torch.allclose(chains.use_batch_statistics(found)(x), trained, rtol=1e-7, atol=1e-7) == right
+
+
+def test_anchors_of_another_model_are_refused_before_anything_changes() -> None:
+    net = chains.make_net("deep")
+    before = read_state(net)
+    known, ones = kinds_of(net), torch.ones(99).double()
+    swapped, named, split = (("4", 5), ("1", 3)), (*known[:2], ("8", 6)), (*known[:2], ("7", 2), ("8", 4))
+    for kinds in ((), known[:2], (*known, ("8", 1)), (*swapped, known[2]), named, split):
+        count = sum(size for _, size in kinds)
+        reason = f"of {len(kinds)} norms with {count} channels that are not the 3 norms .*ttvd.calibrate"
+        with pytest.raises(ValueError, match=reason):
+            anchor_norms(net, Anchors(ones[:count], ones[:count], kinds))
+    chains.assert_same_state(net, before)

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -38,7 +39,8 @@ def test_round_trip(tmp_path: Path) -> None:
 
 def test_round_trip_of_anchors(tmp_path: Path) -> None:
     path, drawn = tmp_path / "a.safetensors", torch.rand(2, 2, 6, dtype=torch.float64)
-    kinds = {views: Anchors(*pair) for views, pair in zip((1, 4), drawn, strict=True)}
+    norms = (("layer1.0.bn", 2), ("bn", 4))
+    kinds = {views: Anchors(mean, var, norms) for views, (mean, var) in zip((1, 4), drawn, strict=True)}
     for anchors in ({4: kinds[4]}, {4: kinds[4], 1: kinds[1]}, kinds):
         sites = replace(make_sites(), anchors=anchors).with_temperatures({"pd": 2.0})
         sites.save(path)
@@ -47,6 +49,7 @@ def test_round_trip_of_anchors(tmp_path: Path) -> None:
         for views, found in loaded.anchors.items():
             assert torch.equal(found.means, anchors[views].means)
             assert torch.equal(found.variances, anchors[views].variances)
+            assert found.norms == norms
         assert torch.equal(loaded.means, sites.means)
     names = {f"norm_{kind}.{views}" for kind in ("means", "variances") for views in (1, 4)}
     assert set(load_file(path)) == {"means", "counts"} | names
@@ -56,6 +59,9 @@ def test_round_trip_of_anchors(tmp_path: Path) -> None:
 
 
 ONE = torch.ones(2).double()
+NORMS = (("0", 1), ("2", 1))
+GOOD = {"fingerprint": "x", "fraction": "1.0", "temperatures": "{}"}
+GOOD |= {f"norms.{views}": json.dumps(NORMS) for views in (1, 4)}
 
 
 @pytest.mark.parametrize(
@@ -72,14 +78,43 @@ ONE = torch.ones(2).double()
 )
 def test_nonsense_is_no_anchor(tmp_path: Path, means: Tensor, variances: Tensor, reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
-        Anchors(means, variances)
+        Anchors(means, variances, NORMS)
     path, sites = tmp_path / "a.safetensors", make_sites()
     tensors = {"means": sites.means, "counts": sites.counts}
     tensors |= {"norm_means.1": ONE.clone(), "norm_variances.1": ONE.clone()}
     tensors |= {"norm_means.4": means.clone(), "norm_variances.4": variances.clone()}
-    write_marked(path, tensors, fingerprint="x", fraction="1.0", temperatures="{}")
+    write_marked(path, tensors, **GOOD)
     with pytest.raises(ValueError, match=f"not a valid ttvd.sites file: {reason}"):
         Sites.load(path)
+
+
+@pytest.mark.parametrize("norms", [(), (("0", 1),), (("0", 1), ("2", 2)), (("0", 3),)])
+def test_anchors_belong_to_norms_with_as_many_channels(norms: tuple[tuple[str, int], ...]) -> None:
+    with pytest.raises(ValueError, match="the norms of anchors do not have 2 channels together"):
+        Anchors(ONE, ONE, norms)
+
+
+@pytest.mark.parametrize("lacking", ["norms.1", "norms.4"])
+def test_anchors_of_norms_without_names_are_refused(tmp_path: Path, lacking: str) -> None:
+    """As in files of old; those without anchors can be read as before."""
+    path, kinds = (
+        tmp_path / "a.safetensors",
+        {views: Anchors(views * ONE, views + ONE, NORMS) for views in (1, 4)},
+    )
+    replace(make_sites(), anchors=kinds).save(path)
+    with safe_open(path, "pt") as file:
+        metadata, tensors = dict(file.metadata()), load_file(path)
+    assert json.loads(metadata.pop(lacking)) == [["0", 1], ["2", 1]]
+    save_file(tensors, path, metadata)
+    with pytest.raises(ValueError, match=f"a.safetensors is not a valid ttvd.sites file: .*{lacking}"):
+        Sites.load(path)
+    for norms in ("", "{", "2", "null", '["0", "2"]', '[["0", 1]]', '[["0", "one"], ["2", 1]]', '{"0": 2}'):
+        save_file(tensors, path, {**metadata, lacking: norms})
+        with pytest.raises(ValueError, match=r"not a valid ttvd.sites file"):
+            Sites.load(path)
+    bare = {name: value for name, value in tensors.items() if not name.startswith("norm_")}
+    save_file(bare, path, {key: text for key, text in metadata.items() if not key.startswith("norms.")})
+    assert Sites.load(path).anchors == {}
 
 
 def test_load_refuses_damaged_and_foreign_files(tmp_path: Path) -> None:
@@ -107,7 +142,7 @@ def write_marked(path: Path, tensors: dict[str, Tensor], version: str = "1", **m
 def test_load_refuses_newer_and_incomplete_files(tmp_path: Path) -> None:
     path, sites = tmp_path / "a.safetensors", make_sites()
     tensors = {"means": sites.means, "counts": sites.counts}
-    good = {"fingerprint": "x", "fraction": "1.0", "temperatures": "{}"}
+    good = dict(GOOD)
     write_marked(path, tensors, **good)
     assert Sites.load(path).fingerprint == "x"
     write_marked(path, tensors, version="2", **good)

@@ -50,6 +50,8 @@ class Anchors:
                 raise ValueError(f"{name} of anchors must be finite")
         if bool((self.variances < 0).any()):
             raise ValueError("variances of anchors must not be negative")
+        if len(dict(self.norms)) != len(self.norms):
+            raise ValueError(f"the norms of anchors must have different names, got {self.norms}")
         if sum(size for _, size in self.norms) != len(self.means):
             raise ValueError(
                 f"the norms of anchors do not have {len(self.means)} channels together: {self.norms}"
@@ -194,7 +196,7 @@ def _anchored_norms(model: nn.Module) -> dict[str, _BatchNorm]:
     for name, layer in model.named_modules(remove_duplicate=False):
         if isinstance(layer, _BatchNorm) and None not in (layer.running_mean, layer.weight, layer.bias):
             names.setdefault(layer, []).append(name)
-    start = shared_prefix([name for name, _ in model.named_parameters()])
+    start = shared_prefix([name for name, _ in model.named_parameters(remove_duplicate=False)])
     return {min(known)[start:]: layer for layer, known in names.items()}
 
 

@@ -164,7 +164,8 @@ class Sites:
         }
         tensors = {"means": self.means, "counts": self.counts}
         for views, anchors in self.anchors.items():
-            tensors |= {f"norm_means.{views}": anchors.means, f"norm_variances.{views}": anchors.variances}
+            tensors[f"norm_means.{views}"] = anchors.means.clone()  # one tensor may stand for both
+            tensors[f"norm_variances.{views}"] = anchors.variances.clone()
         write_tensors(path, tensors, kind=KIND, version=FORMAT_VERSION, metadata=metadata)
 
     @classmethod

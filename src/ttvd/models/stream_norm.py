@@ -37,6 +37,10 @@ class StreamNorm(Follower, _BatchNorm):
     A channel of which the batch shows a single value has no variance: such an input is normalised with the source
     statistics, or what they have become along the stream. Statistics that are not finite never enter the running
     average.
+
+    Under activation checkpointing the backward pass must come before the averages take the batch in, inside of
+    :func:`following_stream`, as in the steps of this library; after that the batch would count twice in what is
+    computed again.
     """
 
     rows_followed: Tensor

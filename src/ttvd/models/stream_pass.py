@@ -47,7 +47,7 @@ class Company:
         if kind not in self._shares:
             # Of one that has heard a batch already, the averages are about to change.
             alike = [other for other in self._norms if other.heard is None and _tracks_like(other, norm)]
-            shares = share_of_batch(alike, rows, dtype)
+            shares = share_of_batch(alike, rows, dtype) if alike else ()
             self._shares[kind] = {id(other): share for other, share in zip(alike, shares, strict=True)}
         found = self._shares[kind].get(id(norm))
         for known in self._shares.values():
