@@ -108,8 +108,8 @@ class Study:
 
     def reference(self) -> str:
         """Label of the line that the others are compared with."""
-        labels = [line.label for line in self.lines]
-        return self.recipe.reference if self.recipe.reference in labels else labels[-1]
+        wanted, labels = self.recipe.reference, [line.label for line in self.lines]
+        return wanted if wanted is not None and (wanted in labels or not labels) else labels[-1]
 
 
 def study(store: Reader, name: str) -> Study:
