@@ -44,7 +44,7 @@ class Adapter(nn.Module):
 
     Args:
         model: The classifier; it is left as it is.
-        statistics: Where its batch norms take their statistics from.
+        statistics: Where its batch norms take their statistics from; kept as an attribute of this name.
         parameters: Which of its parameters adapt; None for none.
         anchors: Of its norms, for statistics that are anchored.
 

@@ -186,7 +186,7 @@ class TTVD(GradientAdapter):
         """Answer, loss, share kept, softened scores and rotations, of features (v, b, d) and logits (v, b, outputs)."""
         out = self._scores(z, logits, self.structure) / self.tau
         judged = logits[: self.power.views]  # a head without rotations judges the upright view alone
-        logs = log_posteriors(judged)  # of all terms that look at the joint cells
+        logs = log_posteriors(judged)  # once, for all terms that look at the joint cells
         asked = self.known or self.tempering is not None
         rotations = log_rotations(logs, self.head_views) if asked else None
         soft = self._soften(out.detach())

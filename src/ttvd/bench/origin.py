@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ttvd.adapters import find_method
+from ttvd.models.norms import Statistics
 from ttvd.models.sites import Sites
 
 if TYPE_CHECKING:
@@ -22,8 +23,8 @@ def count_anchored_views(sites: Sites, parameters: Mapping[str, Any]) -> int:
         sites: Of the model.
         parameters: Of the method, as a spec holds them.
     """
-    how = parameters.get("statistics", "batch")
-    if how is not None and not (isinstance(how, str) and how.endswith("anchored")):
+    how = parameters.get("statistics", "batch")  # by default (None) anchors are used where there are some
+    if how is not None and not (isinstance(how, str) and Statistics.parse(how).anchored):
         return 0
     return 1 if parameters.get("structure") in ("vd", "pd") else sites.views
 

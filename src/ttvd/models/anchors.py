@@ -194,7 +194,9 @@ def _anchored_norms(model: nn.Module) -> dict[str, _BatchNorm]:
     """
     names: dict[_BatchNorm, list[str]] = {}
     for name, layer in model.named_modules(remove_duplicate=False):
-        if isinstance(layer, _BatchNorm) and None not in (layer.running_mean, layer.weight, layer.bias):
+        if not isinstance(layer, _BatchNorm):
+            continue
+        if all(part is not None for part in (layer.running_mean, layer.weight, layer.bias)):
             names.setdefault(layer, []).append(name)
     start = shared_prefix([name for name, _ in model.named_parameters(remove_duplicate=False)])
     return {min(known)[start:]: layer for layer, known in names.items()}
