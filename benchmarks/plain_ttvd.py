@@ -58,20 +58,22 @@ class PlainTTVD(Turning):
                 self.model.set_submodule(name, TrackedNorm(layer))
         self.excess, self.images, self.earlier = 0.0, 0, torch.zeros((), device=self.head.weight.device)
         self.sharpness, self.information = 1.0, 64.0
+        self.usual: float = made["sites"].rotation_loss
+        self.level = 0.0
 
     def __call__(self, x: Tensor) -> Tensor:
         logits: Tensor = self.model(self.rotate(x))
         cells = logits.reshape(VIEWS, len(x), -1, VIEWS)
         scores = torch.stack([cells[view, :, :, view] for view in range(VIEWS)]).sum(0)
         out = scores / self.tau
-        soft = out.detach() * math.sqrt(self.sharpness)
+        soft = out.detach() * self.sharpness**0.7
         answer = soft + self.shift(soft)
         rotations = logits.log_softmax(1).reshape(len(logits), -1, VIEWS).logsumexp(1)
         turns = torch.arange(VIEWS, device=x.device).repeat_interleave(len(x))
         consensus = F.cross_entropy(logits, answer.argmax(1).repeat(VIEWS) * VIEWS + turns)
         known = F.nll_loss(rotations, turns)
         loss = consensus + 0.3 * likelihood_ratio(logits).mean() + known + imbalance(out)
-        self.follow(loss * min(1.0, len(x) / 64))
+        self.follow(loss * min(1.0, len(x) / 64) * self.watch_need(known.item(), len(x)))
         self.watch_classes(soft)
         self.watch_rotations(rotations.detach(), turns)
         return answer
@@ -85,6 +87,11 @@ class PlainTTVD(Turning):
             counts = (soft + (classes * shares).log()).softmax(1).sum(0)
             shares = (imagined / classes + counts) / (imagined + size)
         return (classes * shares).log()
+
+    def watch_need(self, known: float, size: int) -> float:
+        """The share of a step: how far the loss of rotations is above that of source data, in tenths of a nat."""
+        self.level += (known - self.level) * size / (min(self.images, 256) + size)
+        return min(max((self.level - self.usual) / 0.1, 0.0), 1.0)
 
     def watch_classes(self, soft: Tensor) -> None:
         """How much more often two images are of one class in a batch than across batches."""

@@ -184,11 +184,13 @@ def measure_run(args: argparse.Namespace, supply: Supply) -> Iterator[Row]:
     recipe = _cut_data(replace(read_recipe(RECIPE), rules=None, grid={}, set={}, seeds=(0,)), args)
     recipe = replace(recipe, methods=(MethodPart(("ttvd",)),))
     specs = [member.spec for member in plan(recipe, _plan_on_cpu(supply))]
-    apart, making = Spent(), 0.0
+    apart, making, compiling = Spent(), _make_images(specs[0], supply), ""
+    if supply.setting.compiled:
+        compiling = f", {time_run(specs[0], supply)[1]:.0f} s to compile before"
     for spec in specs:
         making += _make_images(spec, supply)
         apart.add(*time_run(spec, supply))
-    yield apart.row(group, "one run each", apart.describe(making))
+    yield apart.row(group, "one run each", apart.describe(making) + compiling)
     whole = replace(specs[0], domains=tuple(Domain(name, 5) for name in args.corruptions))
     making, stream = _make_images(whole, supply), Spent()
     stream.add(*time_run(whole, supply))
@@ -210,12 +212,16 @@ def main() -> None:
         checkpoints=args.checkpoints,
         device=str(find_device(args.device)),
         threads=args.threads,
+        compiled=args.compile,
     )
     torch.set_num_threads(args.threads)
     supply = Supply(setting)
     torch.backends.cudnn.benchmark = args.tune
-    tuned = ", tuned" if args.tune else ""
-    table = Table(f"CIFAR-10-C on {describe_device(supply.device)}, {args.precision}{tuned}.")
+    how = [
+        args.precision,
+        *(word for word, is_so in (("tuned", args.tune), ("compiled", args.compile)) if is_so),
+    ]
+    table = Table(f"CIFAR-10-C on {describe_device(supply.device)}, {', '.join(how)}.")
     if "run" in args.parts:
         table.extend(measure_run(args, supply))
     if "table" in args.parts:
@@ -243,6 +249,7 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--tune", action="store_true", help="torch.backends.cudnn.benchmark = True, in this process"
     )
+    parser.add_argument("--compile", action="store_true", help="fuse steps by torch.compile")
     parser.add_argument("--out", type=Path, help="CSV file")
     found = parser.parse_args(arguments)
     if found.store is not None and not found.jobs:

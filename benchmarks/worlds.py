@@ -28,6 +28,7 @@ from ttvd.models.source_features import SourceFeatures
 from ttvd.models.split import split
 
 TEMPERATURES = {"vd": 1.0, "pd": 1.0, "civd@-0.8": 0.05, "cipd@-0.8": 0.05, "civd@1": 1.0, "cipd@1": 4.0}
+ROTATION_LOSS = 1.0  # of source data: random weights are worse, so that steps are full ones
 MEMORY = 10_000  # source features that AdaNPC remembers
 _MARGIN = 0.4  # of ln k: what EATA and SAR take for certain
 
@@ -155,7 +156,9 @@ class World:
             means = (self.centre + 0.01 * F.normalize(head.weight.detach(), dim=1)).cpu().double()
             means = means.unflatten(0, (classes, self.views))
             counts = torch.ones(means.shape[:2], dtype=torch.int64)
-            made["sites"] = Sites(means, counts, fingerprint(self.net), temperatures=TEMPERATURES)
+            made["sites"] = Sites(
+                means, counts, fingerprint(self.net), temperatures=TEMPERATURES, rotation_loss=ROTATION_LOSS
+            )
         if "features" in self.method.needs:
             known = F.normalize(torch.randn(MEMORY, head.in_features, generator=generator), dim=1)
             labels = torch.arange(MEMORY) % classes

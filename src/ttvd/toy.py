@@ -16,6 +16,7 @@ from ttvd.source import collect_features, estimate_fisher
 CLASSES = 3
 _DIM = 8
 _TEMPERATURES = {"vd": 1.0, "pd": 1.0, "civd@-0.8": 0.05, "cipd@-0.8": 0.05, "civd@1": 1.0, "cipd@1": 4.0}
+_ROTATION_LOSS = 1.4
 _QUICK: dict[str, dict[str, Any]] = {
     "cotta": {"views": 3},
     "memo": {"views": 3},
@@ -70,7 +71,9 @@ def _gather(needs: frozenset[str], net: nn.Module, generator: torch.Generator) -
     if "sites" in needs:
         means = torch.randn(CLASSES, 4, _DIM, generator=generator).double()
         counts = torch.ones(CLASSES, 4, dtype=torch.int64)
-        made["sites"] = Sites(means, counts, fingerprint(net), temperatures=_TEMPERATURES)
+        made["sites"] = Sites(
+            means, counts, fingerprint(net), temperatures=_TEMPERATURES, rotation_loss=_ROTATION_LOSS
+        )
     if "features" in needs:
         made["features"] = collect_features(net, (images, labels))
     if "fisher" in needs:

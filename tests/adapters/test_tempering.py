@@ -73,7 +73,7 @@ def test_loops_say_the_same(seed: int, sizes: list[int], rotations: int, alone: 
     stream = [draw(seed + n, views, size, rotations, scale=scale) for n, size in enumerate(sizes)]
     tempering = follow(stream)
     assert read(tempering) == pytest.approx(loop(stream), rel=1e-10)
-    assert float(tempering.factor()) == pytest.approx(loop(stream)[0] ** -0.5, rel=1e-10)
+    assert float(tempering.factor()) == pytest.approx(loop(stream)[0] ** -0.7, rel=1e-10)
 
 
 @pytest.mark.parametrize("size", [511, 512, 700])
@@ -136,7 +136,7 @@ def test_it_never_leaves_its_bounds() -> None:
     sure, wrong = follow([right] * 400), follow([right.roll(1, 2)] * 40)
     assert float(sure.sharpness) == pytest.approx(2.0, abs=0.02)
     assert float(wrong.sharpness) == 0.25
-    assert float(wrong.factor()) == 2.0
+    assert float(wrong.factor()) == pytest.approx(4**0.7)
     for gap in (12.0, 1e4):
         for turn in (0, 1):
             logs = (gap * torch.eye(4)[:, None]).expand(4, 8, 4).log_softmax(-1).roll(turn, 2)
@@ -201,6 +201,6 @@ def test_nothing_waits_for_the_device() -> None:
     with Watch() as watch, following_stream(tempering):
         tempering.follow(logs)
         tempering.factor()
-    assert {"_softmax", "rsqrt"} <= watch.names
+    assert {"_softmax", "pow"} <= watch.names
     assert not watch.names & WAITING
     assert read(tempering) != (1.0, 64.0)

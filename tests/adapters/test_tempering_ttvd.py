@@ -31,7 +31,7 @@ def test_nothing_waits_for_the_device() -> None:
     before = read(adapter)
     with Watch() as watch:
         adapter.adapt(images(seed=1))
-    assert "rsqrt" in watch.names
+    assert "logsumexp" in watch.names
     assert not watch.names & WAITING
     assert read(adapter) != before, "the batch was taken in while we watched"
 
@@ -86,9 +86,9 @@ def test_answers_have_the_factor_of_the_batches_before_and_teach_nothing_else() 
         options: dict[str, Any] = {"prediction": prediction, "prior": None}
         adapter = make_adapter(**options)
         for seed in range(3):
-            factors, saved = [read(adapter)[0] ** -0.5], adapter.snapshot()
+            factors, saved = [read(adapter)[0] ** -0.7], adapter.snapshot()
             found = adapter(images(seed=seed))
-            factors.append(read(adapter)[0] ** -0.5)
+            factors.append(read(adapter)[0] ** -0.7)
             assert abs(factors[0] - factors[1]) > 1e-3
             by_hand = make_adapter(**options, soften=factors[at])
             by_hand.load_state_dict({n: v for n, v in saved.items() if not n.startswith("tempering.")})
@@ -98,13 +98,13 @@ def test_answers_have_the_factor_of_the_batches_before_and_teach_nothing_else() 
 
 
 def test_a_head_that_is_too_sure_answers_with_less_confidence() -> None:
-    """At four times the temperature of the rotations, answers have twice theirs."""
+    """At four times the temperature of the rotations, answers have 4^0.7 of theirs."""
     adapter, x = make_adapter(prior=None), images()
     fresh, state = adapter.predict(x), adapter.snapshot()
     state["tempering.sharpness"].fill_(0.25)
     adapter.restore(state)
-    torch.testing.assert_close(adapter.predict(x), fresh / 2)
-    torch.testing.assert_close(adapter(x), fresh / 2)
+    torch.testing.assert_close(adapter.predict(x), fresh / 4**0.7)
+    torch.testing.assert_close(adapter(x), fresh / 4**0.7)
 
 
 @pytest.mark.parametrize("structure", ["cipd", "pd", "vd"])

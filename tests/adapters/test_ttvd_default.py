@@ -96,7 +96,7 @@ class Naive:
             ]
             if self.rotations > 1 or power.index(max(power)) == apart.index(min(apart)):
                 kept.append(i)
-            scores.append([value / self.tau * self.sharpness**0.5 for value in power])
+            scores.append([value / self.tau * self.sharpness**0.7 for value in power])
             cells.append(
                 [row.exp() / row.exp().sum() for row in (row - row.max().detach() for row in logits)]
             )

@@ -186,10 +186,11 @@ def test_a_smaller_batch_takes_a_smaller_step() -> None:
 
 
 def test_known_rotations_teach_where_the_filter_keeps_nothing() -> None:
-    silent, taught = make_adapter(diversity=0.0), make_adapter(diversity=0.0, known=1.0)
+    options: dict[str, Any] = {"diversity": 0.0, "by_need": False}
+    silent, taught = make_adapter(**options), make_adapter(**options, known=1.0)
     for adapter in (silent, taught):
         adapter._keep = lambda z, logits, out: torch.zeros(len(out), dtype=torch.bool)  # type: ignore[method-assign]
-    fresh = make_adapter()
+    fresh = make_adapter(by_need=False)
     silent(images())
     taught(images())
     assert float(silent.kept) == 0.0

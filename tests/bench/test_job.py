@@ -265,6 +265,26 @@ def test_other_anchors_make_other_runs_of_those_alone_who_use_them(
     assert others == set(using[views]) & set(lost)
 
 
+def test_another_loss_of_rotations_makes_other_runs_of_steps_by_need_alone(tmp_path: Path) -> None:
+    home, setting = tmp_path / sites_path("", "digits-sla").name, Setting(checkpoints=tmp_path)
+    for file in (Path(str(files("ttvd.models"))) / "checkpoints").glob("digits-sla*"):
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    runs = [(name, "") for name in ("ttvd", "bn", "ttvd-paper", "ttvd-reference", "vd", "civd", "pd", "cipd")]
+    runs += [("ttvd", "by_need = false"), ("ttvd", "by_need = true"), ("civd", "by_need = true")]
+
+    def list_keys() -> list[str]:
+        supply, more = Supply(setting), 'checkpoint = "digits-sla"\nset = {{ {} }}'
+        return [make_spec(supply, name, more.format(chosen)).key for name, chosen in runs]
+
+    sites, keys = Sites.load(home), []
+    for loss in (sites.rotation_loss, 0.5, sites.rotation_loss):
+        replace(sites, rotation_loss=loss).save(home)
+        keys.append(list_keys())
+    assert keys[0] == keys[2]
+    changed = [run for run, *both in zip(runs, *keys[:2], strict=True) if both[0] != both[1]]
+    assert changed == [("ttvd", ""), ("ttvd", "by_need = true"), ("civd", "by_need = true")]
+
+
 @pytest.mark.parametrize("method", ["eata", "adanpc"])
 def test_what_methods_need_of_the_source_is_made_once(supply: Supply, method: str) -> None:
     spec = make_spec(supply, method)

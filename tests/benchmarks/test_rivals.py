@@ -11,6 +11,7 @@ from benchmarks.rivals import PLAIN, PUBLIC
 from benchmarks.worlds import Mode, Network, World
 
 import ttvd
+from benchmarks import worlds
 from ttvd.adapters import TTVD, GradientAdapter
 
 CPU = torch.device("cpu")
@@ -57,22 +58,32 @@ STREAMS = {
 
 
 @pytest.mark.parametrize("stream", STREAMS)
-def test_plain_ttvd_follows_the_stream_as_ours_does(stream: str, tiny: Network) -> None:
+@pytest.mark.parametrize("usual", [1.0, 3.6], ids=["full steps", "by need"])
+def test_plain_ttvd_follows_the_stream_as_ours_does(
+    stream: str, usual: float, tiny: Network, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """In double precision, where what differs is no rounding that steps have made larger."""
+    monkeypatch.setattr(worlds, "ROTATION_LOSS", usual)
     world = make_world(tiny, "ttvd")
     world.net.double()
     adapter, other = world.adapter(Mode()), PlainTTVD(world.net, **world.gather())
     assert isinstance(adapter, TTVD)
     assert adapter.sameness is not None
     assert adapter.tempering is not None
+    assert adapter.need is not None
+    needs = set()
     for x in STREAMS[stream](world):
         ours, theirs = adapter(x.double()).softmax(1), other(x.double()).softmax(1)
         torch.testing.assert_close(ours, theirs, rtol=1e-8, atol=1e-9)
         assert other.excess == pytest.approx(adapter.sameness.excess.item(), rel=1e-8, abs=1e-10)
         assert other.sharpness == pytest.approx(adapter.tempering.sharpness.item(), rel=1e-8)
+        assert other.level == pytest.approx(adapter.need.level.item(), rel=1e-8)
+        needs.add(other.watch_need(other.level, 0))
     assert other.sharpness < 0.9, "else it would not matter"
+    if usual > 1 and stream == "below a full step":
+        assert any(0 < need < 1 for need in needs), "a part of a step was taken"
     if stream == "alike":
-        assert other.excess > 0.2, "the shares of a batch are far from equal ones"
+        assert other.excess > 0.15, "the shares of a batch are far from equal ones"
 
 
 @pytest.mark.parametrize("name", [name for name in PUBLIC if name not in DIFFERENT])

@@ -1,10 +1,14 @@
 """The checkpoints that come with the package: whole, with sites and temperatures that belong to them, and trained."""
 
+from importlib.resources import files
+
 import pytest
 import torch
 
+from ttvd.data.digits import split_digits
+from ttvd.models.sites import Sites
 from ttvd.models.split import split
-from ttvd.models.zoo import available, load
+from ttvd.models.zoo import available, load, sites_path
 
 CIFAR = [name for name in available() if "-cifar" in name]
 FRACTIONS = (1.0, 0.1, 0.05, 0.01)
@@ -43,3 +47,34 @@ def test_class_means_lie_in_the_cells_of_their_classes(name: str, fraction: floa
     for structure in ("vd", "civd", "pd", "cipd"):
         for gamma in (1.0, -0.8) if structure.startswith("ci") else (1.0,):
             assert source.sites.temperature(structure, gamma) > 0
+
+
+def test_sites_of_label_augmentation_know_the_loss_of_rotations_and_no_others_do() -> None:
+    """It is one of the model and of held-out data, whatever share of the source the sites were estimated from."""
+    folder, found = str(files("ttvd.models") / "checkpoints"), {}
+    for name in available():
+        paths = [path for share in FRACTIONS if (path := sites_path(folder, name, share)).is_file()]
+        found[name] = [Sites.load(path).rotation_loss for path in paths]
+    assert {len(found[name]) for name in CIFAR if name.endswith("sla")} == {4}
+    assert {name for name in found if name.endswith("sla")} > {"digits-sla"}
+    for name, losses in found.items():
+        loss = losses[0] if losses else None
+        assert losses == [loss] * len(losses)
+        if name.endswith("sla"):
+            assert loss is not None, name
+            assert 0.05 < loss < 0.7, name  # half as good as a guess is 0.7
+        else:
+            assert loss is None, name
+    assert found["resnet26-cifar10-sla"] < found["resnet26-cifar100-sla"]
+
+
+def test_the_loss_of_rotations_is_that_of_digits_which_the_model_has_not_seen() -> None:
+    source, (_, _, images, _) = load("digits-sla"), split_digits()
+    assert source.sites is not None
+    assert source.sites.rotation_loss is not None
+    losses = []
+    for turn in range(4):
+        with torch.no_grad():
+            joint = source.model(torch.rot90(images[:500], turn, (2, 3))).softmax(1)
+        losses.append(-joint.view(500, 10, 4)[:, :, turn].sum(1).log().mean().item())
+    assert sum(losses) / 4 == pytest.approx(source.sites.rotation_loss, abs=0.05)

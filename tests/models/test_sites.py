@@ -169,6 +169,31 @@ def test_load_refuses_newer_and_incomplete_files(tmp_path: Path) -> None:
             Sites.load(path)
 
 
+@pytest.mark.parametrize("loss", [None, 0.0, 0.1 + 0.2, 1e-300, 5])
+def test_round_trip_of_the_rotation_loss(tmp_path: Path, loss: float | None) -> None:
+    """To the last bit; a file from before there was one has none."""
+    path, sites = tmp_path / "a.safetensors", replace(make_sites(), rotation_loss=loss)
+    sites.with_temperatures({"pd": 2.0}).save(path)
+    assert Sites.load(path).rotation_loss == loss
+    write_marked(path, {"means": sites.means, "counts": sites.counts}, **GOOD)
+    assert Sites.load(path).rotation_loss is make_sites().rotation_loss is None
+
+
+@pytest.mark.parametrize(
+    "text", ["-0.1", "NaN", "Infinity", "1e999", "", "{", "[0.1]", "{}", '"much"', "none"]
+)
+def test_nonsense_is_no_rotation_loss(tmp_path: Path, text: str) -> None:
+    path, sites = tmp_path / "a.safetensors", make_sites()
+    if text in ("-0.1", "NaN", "Infinity"):
+        with pytest.raises(
+            ValueError, match=r"rotation_loss must be finite and at least 0, got (-0.1|nan|inf)$"
+        ):
+            replace(sites, rotation_loss=float(text))
+    write_marked(path, {"means": sites.means, "counts": sites.counts}, **GOOD, rotation_loss=text)
+    with pytest.raises(ValueError, match=r"a.safetensors is not a valid ttvd.sites file: "):
+        Sites.load(path)
+
+
 def test_metadata_is_readable_json(tmp_path: Path) -> None:
     make_sites().save(tmp_path / "a.safetensors")
     raw = (tmp_path / "a.safetensors").read_bytes()

@@ -15,6 +15,7 @@ from ttvd.models.fingerprint import fingerprint
 from ttvd.models.sites import Sites
 from ttvd.models.split import SplitModel, split
 from ttvd.models.views import rotate
+from ttvd.source.collect import choose_rows
 from ttvd.source.sites import estimate_sites
 from ttvd.source.temperature import calibrate, fit_temperature
 
@@ -207,3 +208,56 @@ def test_calibrate_measures_anchors_anew_and_of_the_images_it_uses() -> None:
 def test_a_model_without_norms_has_no_anchors() -> None:
     model, sites, data = make_world()
     assert calibrate(model, sites, data, structures=("vd",)).anchors == {}
+
+
+def lose_rotations(model: SplitModel, images: Tensor, views: int = 4) -> float:
+    """The mean of -log p(rotation a) of the views a, one view of one image at a time."""
+    total = 0.0
+    for image in images:
+        for a in range(views):
+            with torch.no_grad():
+                row = model(torch.rot90(image, a * 4 // views, (1, 2))[None])[0].double().exp().tolist()
+            total -= math.log(sum(row[a::views]) / sum(row))
+    return total / (views * len(images))
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("views", [2, 4])
+def test_calibrate_measures_the_loss_of_rotations(views: int, bias: bool) -> None:
+    """Whatever else it is asked for, and however the images are cut into batches; it keeps no graph of them."""
+    model, sites, (images, labels) = make_world(3 * views, bias, views)
+    wanted = lose_rotations(model, images, views)
+    saved: list[Tensor] = []
+    for size in (1, 37, 256):
+        with torch.autograd.graph.saved_tensors_hooks(saved.append, lambda _: torch.zeros(0)):
+            found = calibrate(model, sites, (images, labels), structures=(), batch_size=size)
+        assert found.rotation_loss == pytest.approx(wanted, rel=1e-5)
+        assert type(found.rotation_loss) is float
+    batches = [*zip(images.split(50), labels.split(50), strict=True)]
+    assert calibrate(model, sites, batches, structures=("vd",)).rotation_loss == pytest.approx(
+        wanted, rel=1e-5
+    )
+    assert sites.rotation_loss is None
+    assert saved == []
+
+
+def test_the_loss_of_rotations_is_measured_anew_and_of_the_images_that_are_used() -> None:
+    model, sites, (images, labels) = make_world()
+    batches = [*zip(images.split(30), labels.split(30), strict=True)]
+    old = replace(sites, rotation_loss=9.0)
+    first = calibrate(model, old, batches, structures=(), limit=30)
+    assert first.rotation_loss == pytest.approx(lose_rotations(model, images[:30]), rel=1e-5)
+    assert first.rotation_loss != pytest.approx(lose_rotations(model, images), rel=1e-3)
+    rows = choose_rows((images, labels), 1.0, 33, 0, 3)
+    assert rows is not None
+    assert len(rows) == 33
+    some = calibrate(model, first, (images, labels), structures=(), limit=33, batch_size=8)
+    assert some.rotation_loss == pytest.approx(lose_rotations(model, images[rows]), rel=1e-5)
+    assert some.with_temperatures({"vd": 1.0}).rotation_loss == some.rotation_loss
+
+
+@pytest.mark.parametrize("views", [1, 4])
+def test_a_plain_head_has_no_loss_of_rotations(views: int) -> None:
+    model, sites, data = make_world(outputs=3, views=views)
+    found = calibrate(model, replace(sites, rotation_loss=0.5), data, structures=("vd",))
+    assert found.rotation_loss is None

@@ -9,12 +9,13 @@ from torch import Tensor, nn
 
 from ttvd.adapters.base import Timing
 from ttvd.adapters.gradient import GradientAdapter, Step
+from ttvd.adapters.need import Need
 from ttvd.adapters.objectives import entropy, imbalance, log_posteriors, log_rotations, mean_over, soft_ratio
 from ttvd.adapters.registry import register
 from ttvd.adapters.sameness import Sameness
 from ttvd.adapters.speed import compile_once
 from ttvd.adapters.tempering import Tempering
-from ttvd.adapters.ttvd_options import check_answer, check_choice, check_full_step, check_terms
+from ttvd.adapters.ttvd_options import check_answer, check_choice, check_full_step, check_terms, choose_need
 from ttvd.adapters.ttvd_presets import PRESETS
 from ttvd.geometry import Diagram, agreement, distances, kept_fraction, view_scores
 from ttvd.geometry.prior import shift_weights
@@ -76,6 +77,9 @@ class TTVD(GradientAdapter):
             several rotations are looked at and told apart, else 1. With a prior it also decides how sure shares are.
         full_step: Number of images from which on a step is full; a batch of fewer, b, takes b / full_step of one.
             With SGD only, and 64 there unless given; 1 for full steps always.
+        by_need: Multiply steps by how far known rotations are from what they are on source data
+            (:class:`~ttvd.adapters.need.Need`). With SGD only, and by default there if the sites know that and
+            several rotations are looked at and told apart.
         lr: Learning rate; the default is one for SGD without momentum, Adam wants about 0.001.
         optimizer: ``"sgd"`` or ``"adam"``.
         momentum: Momentum of SGD (Nesterov), 0 unless given; first beta of Adam, 0.9 unless given.
@@ -104,6 +108,7 @@ class TTVD(GradientAdapter):
         prior: float | Literal["stream"] | None = "stream",
         soften: float | Literal["stream"] | None = None,
         full_step: int | None = None,
+        by_need: bool | None = None,
         lr: float = 0.05,
         optimizer: str = "sgd",
         momentum: float | None = None,
@@ -151,6 +156,8 @@ class TTVD(GradientAdapter):
         shares = prior == "stream" and sites.num_classes > 1  # one class has no shares
         self.sameness = Sameness(sites.num_classes, self.model.linear.weight) if shares else None
         self.tempering = Tempering(self.model.linear.weight) if soften == "stream" else None
+        usual = choose_need(by_need, sites.rotation_loss if several else None, optimizer)
+        self.need = None if usual is None else Need(usual, self.model.linear.weight)
         self._place_diagrams(sites)
 
     def _place_diagrams(self, sites: Sites) -> None:
@@ -175,19 +182,14 @@ class TTVD(GradientAdapter):
     def loss(self, x: Tensor) -> Step:
         """Answer, objective over the kept samples, known rotations of all, and balance of the batch."""
         judge = compile_once(type(self)._judge) if self.compiled else type(self)._judge
-        answer, loss, share, soft, rotations = judge(self, *self._look(x))
-        if self.sameness is not None:
-            self.sameness.follow(soft)
-        if self.tempering is not None and rotations is not None:
-            self.tempering.follow(rotations)
-        return Step(answer, loss, share)
+        return Step(*judge(self, *self._look(x)))
 
-    def _judge(self, z: Tensor, logits: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
-        """Answer, loss, share kept, softened scores and rotations, of features (v, b, d) and logits (v, b, outputs)."""
+    def _judge(self, z: Tensor, logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Answer, loss and share kept, of features (v, b, d) and logits (v, b, outputs); the batch is followed."""
         out = self._scores(z, logits, self.structure) / self.tau
         judged = logits[: self.power.views]  # a head without rotations judges the upright view alone
         logs = log_posteriors(judged)  # once, for all terms that look at the joint cells
-        asked = self.known or self.tempering is not None
+        asked = self.known or self.tempering is not None or self.need is not None
         rotations = log_rotations(logs, self.head_views) if asked else None
         soft = self._soften(out.detach())
         answer = self._answer(soft)
@@ -201,7 +203,19 @@ class TTVD(GradientAdapter):
             share = torch.ones_like(share)  # what the filter drops has a true label still: all take part
         if self.diversity:
             loss = loss + self.diversity * imbalance(out)
-        return answer, loss * min(1.0, len(out) / self.full_step), share, soft, rotations
+        loss = loss * min(1.0, len(out) / self.full_step)
+        return answer, loss * self._follow(soft, rotations), share
+
+    def _follow(self, soft: Tensor, rotations: Tensor | None) -> Tensor | float:
+        """Let all that is known of the stream take the batch in; returns how much of a step it needs."""
+        if self.sameness is not None:
+            self.sameness.follow(soft)
+        if self.tempering is not None and rotations is not None:
+            self.tempering.follow(rotations)
+        if self.need is None or rotations is None:
+            return 1.0
+        self.need.follow(rotations)
+        return self.need.factor()
 
     def _soften(self, out: Tensor) -> Tensor:
         return out / (float(self.soften) if self.tempering is None else self.tempering.factor())

@@ -52,3 +52,20 @@ def check_full_step(full_step: int | None, optimizer: str) -> None:
             f"full_step scales the loss, and steps of {optimizer} do not depend on its scale: use optimizer='sgd', or "
             "leave full_step at None"
         )
+
+
+def choose_need(by_need: bool | None, usual: float | None, optimizer: str) -> float | None:
+    """The loss of rotations on source data that steps are measured by; None where all are full.
+
+    Args:
+        by_need: What the user asks for, or None.
+        usual: The loss, where it is known and can be compared.
+        optimizer: Its steps must grow with the loss.
+    """
+    possible = usual is not None and optimizer == "sgd"
+    if by_need and not possible:
+        raise ValueError(
+            "by_need=True needs SGD, a structure of several views, a head that tells rotations apart, and sites with a "
+            "rotation_loss: ttvd.calibrate measures it on held-out source data"
+        )
+    return usual if possible and (by_need is None or by_need) else None

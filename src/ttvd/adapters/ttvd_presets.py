@@ -12,6 +12,7 @@ _PLAIN = {
     "prior": None,
     "soften": 1.0,
     "full_step": 1,
+    "by_need": False,
     "lr": 1e-3,
     "momentum": 0.9,
     "statistics": Statistics.batch(),
@@ -21,7 +22,7 @@ _PAPER = _PLAIN | {"objective": "entropy", "gamma": -0.8}
 _THIRD = _PAPER | {"structure": "cipd", "filter": True}
 _CODE = _PLAIN | {"objective": "joint", "filter": True}
 PRESETS: tuple[tuple[str, str, dict[str, Any], int], ...] = (
-    ("ttvd", "Views agree on a class; each learns the cell of that class and its own rotation.", {}, 5),
+    ("ttvd", "Views agree on a class; each learns the cell of that class and its own rotation.", {}, 6),
     (
         "vd",
         "First stage: entropy of the Voronoi diagram's soft labels, upright view.",

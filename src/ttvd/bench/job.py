@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ttvd.adapters import Adapter, create, find_method
 from ttvd.adapters.fit import fit_to_method
+from ttvd.adapters.speed import Precision
 from ttvd.bench.memory import watch_memory
 from ttvd.bench.origin import check_method, check_origin
 from ttvd.bench.run import Row, run
@@ -93,8 +94,10 @@ def build_adapter(spec: Spec, supply: Supply) -> Adapter:
     parameters = {name: _from_plain(name, value) for name, value in spec.parameters.items()}
     adapter = create(spec.method, fit_to_method(source, method, spec.views), **made, **parameters)
     adapter = adapter.to(supply.device)
-    if spec.precision == "bfloat16":
-        adapter.accelerate(precision="bfloat16", channels_last=True)
+    half, compiled = spec.precision == "bfloat16", supply.setting.compiled
+    if half or compiled:
+        precision: Precision = "bfloat16" if half else "float32"
+        adapter.accelerate(precision=precision, channels_last=half, compile=compiled)
     return adapter
 
 
@@ -182,7 +185,7 @@ def _state_facts(spec: Spec, supply: Supply, order: Order, started: float, peak:
         order=streams.order_hash(order),
         device=_name_device(supply.device),
         threads=torch.get_num_threads(),
-        versions=_list_versions(),
+        versions=_list_versions() | ({"compiled": "inductor"} if supply.setting.compiled else {}),
         started=started,
         seconds=time.time() - started,
         peak=peak,

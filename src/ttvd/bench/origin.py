@@ -29,8 +29,14 @@ def count_anchored_views(sites: Sites, parameters: Mapping[str, Any]) -> int:
     return 1 if parameters.get("structure") in ("vd", "pd") else sites.views
 
 
-def hash_sites(sites: Sites, anchored_views: int) -> str:
-    """Short hash of the class means and their temperatures, and of those anchors that matter."""
+def hash_sites(sites: Sites, anchored_views: int, by_need: bool) -> str:
+    """Short hash of the class means and their temperatures, and of what else of the sites matters.
+
+    Args:
+        sites: Of the model.
+        anchored_views: Of how many views together the anchors matter; 0 for none.
+        by_need: Whether the loss of rotations on source data matters.
+    """
     digest = hashlib.sha256(repr(tuple(sites.means.shape)).encode())
     digest.update(sites.means.cpu().contiguous().numpy().data)
     digest.update(json.dumps(dict(sites.temperatures), sort_keys=True).encode())
@@ -38,6 +44,8 @@ def hash_sites(sites: Sites, anchored_views: int) -> str:
         anchors = sites.anchors[anchored_views]
         for moments in (anchors.means, anchors.variances):
             digest.update(moments.cpu().contiguous().numpy().data)
+    if by_need and sites.rotation_loss is not None:
+        digest.update(repr(sites.rotation_loss).encode())
     return digest.hexdigest()[:16]
 
 

@@ -13,9 +13,11 @@ class Setting:
         checkpoints: Folder of the source models; the package's own unless given.
         device: ``"cpu"``, ``"cuda"`` or ``"cuda:N"``.
         threads: Threads of a run on a CPU; the last digits of results can depend on them.
+        compiled: Whether ``torch.compile`` fuses the steps; the last digits can depend on it too.
     """
 
     data: Path | None = None
     checkpoints: Path | None = None
     device: str = "cpu"
     threads: int = 1
+    compiled: bool = False

@@ -131,7 +131,7 @@ class Facts:
         order: Hash of the stream's indices, as ``ttvd.data.streams.order_hash`` gives it.
         device: What it ran on, in words.
         threads: Threads of a CPU run.
-        versions: Versions of ttvd, torch, numpy and Python.
+        versions: Versions of ttvd, torch, numpy and Python; what has compiled the steps, where they are.
         started: When, in seconds since 1970.
         seconds: From the first batch to the last, data included.
         peak: Bytes above what the process held before the first batch, where the system tells.

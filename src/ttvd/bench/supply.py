@@ -74,15 +74,16 @@ class Supply:
             name: Of the source model.
             method: Which uses it.
             share: Of the source data, for the sites.
-            parameters: Of the method; they tell whether the anchors of the norms matter.
+            parameters: Of the method; they tell what of the sites matters.
         """
         sites = self.source(name).sites
         if "sites" not in method.needs or share != 1.0 or sites is None:
             return self._weights[name]
         views = count_anchored_views(sites, parameters)
-        key = ("sites hash", name, views)
+        by_need = parameters.get("by_need", False) in (None, True)
+        key = ("sites hash", name, views, by_need)
         if key not in self._made:
-            self._made[key] = hash_sites(sites, views)
+            self._made[key] = hash_sites(sites, views, by_need)
         return f"{self._weights[name]}+{self._made[key]}"
 
     def base(self, data: str, domain: Domain = Domain()) -> Images:  # noqa: B008 (it is frozen)

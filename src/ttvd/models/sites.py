@@ -52,6 +52,8 @@ class Sites:
         temperatures: Softmax temperatures fitted on held-out source data, by :func:`temperature_key`.
         anchors: What held-out source data show to the norms of the model, by the number of views that are forwarded
             together: 1 and v. Nothing where nobody has measured it.
+        rotation_loss: Mean of -log p(rotation a) of the views a of held-out source data; None for a head that does not
+            tell rotations apart, and where nobody has measured it.
 
     Example:
         >>> sites = Sites(torch.eye(3).double()[:, None], torch.ones(3, 1).long(), "abc")
@@ -65,6 +67,7 @@ class Sites:
     fraction: float = 1.0
     temperatures: Mapping[str, float] = field(default_factory=dict)
     anchors: Mapping[int, Anchors] = field(default_factory=dict)
+    rotation_loss: float | None = None
 
     def __post_init__(self) -> None:
         if self.means.ndim != 3 or self.means.dtype != torch.float64:
@@ -82,6 +85,8 @@ class Sites:
             raise ValueError(f"anchors are those of 1 or of all {self.views} views, not of {wrong[0]}")
         if bad := {key: tau for key, tau in self.temperatures.items() if not 0 < tau < math.inf}:
             raise ValueError(f"temperatures must be positive and finite, got {bad}")
+        if self.rotation_loss is not None and not 0 <= self.rotation_loss < math.inf:
+            raise ValueError(f"rotation_loss must be finite and at least 0, got {self.rotation_loss}")
 
     @property
     def num_classes(self) -> int:
@@ -161,6 +166,7 @@ class Sites:
             "fingerprint": self.fingerprint,
             "fraction": repr(self.fraction),
             "temperatures": json.dumps(dict(self.temperatures), sort_keys=True),
+            "rotation_loss": json.dumps(self.rotation_loss),
         }
         tensors = {"means": self.means, "counts": self.counts}
         for views, anchors in self.anchors.items():
@@ -185,6 +191,8 @@ class Sites:
                 for views in sorted(kinds)
             }
             means, counts = tensors["means"], tensors["counts"]
-            return cls(means, counts, metadata["fingerprint"], fraction, temperatures, anchors)
-        except (KeyError, AttributeError, TypeError, ValueError) as error:
+            loss = json.loads(metadata.get("rotation_loss", "null"))
+            loss = None if loss is None else float(loss)
+            return cls(means, counts, metadata["fingerprint"], fraction, temperatures, anchors, loss)
+        except (KeyError, AttributeError, TypeError, ValueError, OverflowError) as error:
             raise ValueError(f"{path} is not a valid {KIND} file: {error}") from error

@@ -102,10 +102,11 @@ def calibrate(
     limit: int | None = 20_000,
     batch_size: int = 256,
 ) -> Sites:
-    """Measure on held-out source data what sites alone do not tell: temperatures, and the anchors of the norms.
+    """Measure on held-out source data what sites alone do not tell: temperatures, anchors of norms, loss of rotations.
 
     Anchors are what the data show to the batch norms (``ttvd.models.anchors``); norms that follow a stream start there.
-    ``structures=()`` measures them alone.
+    The loss of the rotations of the views, where the head tells them apart, is what streams are held against
+    (``TTVD(by_need=...)``). ``structures=()`` measures these two alone.
 
     ``vd`` and ``pd`` look at the upright view alone, ``civd@g`` and ``cipd@g`` compare each view with its own
     sites. The power diagrams are those of the head; a head of k outputs knows the upright view only.
@@ -121,19 +122,24 @@ def calibrate(
         batch_size: Images per forward pass.
 
     Returns:
-        The sites with these temperatures added, and the anchors of these data.
+        The sites with these temperatures added, and the anchors and the rotation loss of these data.
     """
     sites.check(model)
     if limit is not None and limit < 1:
         raise ValueError(f"limit must be at least 1, got {limit}")
     device = next(model.parameters()).device
-    rules = _make_rules(sites, split(model).linear, structures, gammas, device)
+    head = split(model).linear
+    several = head.out_features > sites.num_classes
+    rules = _make_rules(sites, head, structures, gammas, device)
     found: dict[str, list[Tensor]] = {key: [] for key in rules}
     labels: list[Tensor] = []
+    rotations: list[Tensor] = []
     batches = iterate_batches(data, batch_size, indices=choose_rows(data, 1.0, limit, 0, sites.num_classes))
     with watch_norms(model, sites.views) as moments:
         for z, y in stream_features(model, batches, sites.views, sites.num_classes):
             labels.append(y)
+            if several:
+                rotations.append(_lose_rotations(z, head, sites.num_classes))
             for key, rule in rules.items():
                 found[key].append(rule(z).cpu())  # a device may have no room for all of them
             if limit is not None and sum(map(len, labels)) >= limit:
@@ -142,7 +148,16 @@ def calibrate(
         raise ValueError("there are no images to calibrate on")
     target = torch.cat(labels)
     fitted = {key: _fit_named(key, torch.cat(parts).to(device), target) for key, parts in found.items()}
-    return replace(sites.with_temperatures(fitted), anchors=moments.anchors())
+    loss = float(torch.cat(rotations).mean()) if several else None
+    return replace(sites.with_temperatures(fitted), anchors=moments.anchors(), rotation_loss=loss)
+
+
+@torch.no_grad()
+def _lose_rotations(z: Tensor, head: nn.Linear, classes: int) -> Tensor:
+    """-log p(rotation a) of the views a of images, averaged over the views: (b,)."""
+    cells: Tensor = head(z.to(head.weight.dtype)).float().log_softmax(-1)
+    known: Tensor = cells.unflatten(-1, (classes, -1)).logsumexp(2)  # (v, b, rotations)
+    return -known.diagonal(dim1=0, dim2=2).mean(1).cpu()
 
 
 Rule = Callable[[Tensor], Tensor]
