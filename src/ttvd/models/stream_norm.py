@@ -7,7 +7,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from ttvd.models.renorm import Known, Scales, find_moments, kernels_take, renormalise, rescale
 from ttvd.models.statistics import Statistics
-from ttvd.models.stream_pass import Company, Heard, share_of_batch, take_in
+from ttvd.models.stream_pass import Company, Heard, share_of_batch, take_in, take_in_alone
 
 
 class Follower(nn.Module):
@@ -115,10 +115,11 @@ class StreamNorm(Follower, _BatchNorm):
         return self.company.share(self, rows, dtype)
 
     def _hear(self, heard: Heard) -> None:
-        """Keep what the averages will be, until :func:`take_in`; at once where a graph is compiled."""
-        self.heard = heard
+        """Keep what the averages will be, until :func:`take_in`; they become it at once where a graph is compiled."""
         if torch.compiler.is_compiling():
-            take_in([self])
+            take_in_alone(self, heard)
+        else:
+            self.heard = heard
 
 
 def _is_differentiating() -> bool:
