@@ -66,7 +66,7 @@ class PlainTTVD(Turning):
         cells = logits.reshape(VIEWS, len(x), -1, VIEWS)
         scores = torch.stack([cells[view, :, :, view] for view in range(VIEWS)]).sum(0)
         out = scores / self.tau
-        soft = out.detach() * self.sharpness**0.7
+        soft = out.detach() * math.pow(self.sharpness, 0.7)
         answer = soft + self.shift(soft)
         rotations = logits.log_softmax(1).reshape(len(logits), -1, VIEWS).logsumexp(1)
         turns = torch.arange(VIEWS, device=x.device).repeat_interleave(len(x))

@@ -47,8 +47,7 @@ def count_graphs(adapter: ttvd.Adapter) -> int:
 
 
 def list_recordings(adapter: ttvd.Adapter) -> list[object]:
-    inside = getattr(adapter, "adapter", adapter)
-    return list(inside._steps._shapes.values())
+    return list(getattr(adapter, "adapter", adapter)._steps._shapes.values())
 
 
 def assert_close(found: Tensor, expected: Tensor) -> None:
@@ -278,6 +277,7 @@ def test_compiled_steps_are_recorded_too() -> None:
     fast, plain = make_adapter("ttvd").accelerate(compile=True), make_adapter("ttvd", "never")
     for x in make_stream():
         torch.testing.assert_close(fast(x).softmax(1), plain(x).softmax(1), rtol=0.0, atol=1e-3)
+    assert_same_state(fast, plain)
     assert count_graphs(fast) == 1
 
 

@@ -139,13 +139,40 @@ def test_a_rule_that_judges_nothing_chooses_nothing(tmp_path: Path, members: lis
     assert line.mean("error", found.columns) is None
 
 
-def test_no_setting_passes_for_the_best_while_none_is_complete(store: Store, members: list[Member]) -> None:
-    gone = [m for m in members if m.varies and m.role == "test" and m.spec.seed == 1]
+def test_no_setting_passes_for_the_best_while_no_seed_has_all(store: Store, members: list[Member]) -> None:
+    """And none has all seeds."""
+    lacking = {0.1: 0, 0.2: 1, 0.3: 1}
+    gone = [m for m in members if m.varies and m.role == "test" and m.spec.seed == lacking[m.varies["lr"]]]
     fill(store, [member for member in members if member not in gone])
     lines = {line.rule: line for line in study(store, "r").lines if line.label == "tent"}
     assert (lines["grid-best"].parameters, lines["grid-best"].runs) == ({}, {})
-    assert lines["grid-best"].pending == len(gone)
+    assert lines["grid-best"].pending == len(gone) == 6
     assert lines["validation"].parameters == {"lr": 0.3}  # its own runs are there
+
+
+def test_a_setting_that_never_ran_keeps_nobody_from_being_compared(
+    store: Store, members: list[Member]
+) -> None:
+    lacking = {0.1: (0, 1), 0.2: (1,), 0.3: ()}
+    fill(store, [m for m in members if not m.varies or m.spec.seed not in lacking[m.varies["lr"]]])
+    lines = {line.rule: line for line in study(store, "r").lines if line.label == "tent"}
+    assert lines["grid-best"].parameters == {"lr": 0.2}
+    assert lines["validation"].parameters == {"lr": 0.3}
+
+
+@pytest.mark.parametrize("begun", [(), (0.1,)], ids=["no run of seed 1", "one setting of seed 1"])
+def test_the_seeds_that_all_settings_have_decide(
+    begun: tuple[float, ...], store: Store, members: list[Member]
+) -> None:
+    """A setting that is ahead of the others does not win by that."""
+    gone = [m for m in members if m.varies and m.spec.seed == 1 and m.varies["lr"] not in begun]
+    fill(store, [member for member in members if member not in gone])
+    found = study(store, "r")
+    lines = {line.rule: line for line in found.lines if line.label == "tent"}
+    assert lines["grid-best"].parameters == {"lr": 0.2}
+    assert lines["validation"].parameters == {"lr": 0.3}
+    assert lines["grid-best"].values("error", found.columns) == pytest.approx([0.17])
+    assert lines["grid-best"].pending == len(gone)
 
 
 def test_lines_without_a_run_are_there_if_they_were_asked_for(store: Store, members: list[Member]) -> None:

@@ -1,5 +1,6 @@
 """Mixed statistics and renormalised gradients, against formulas written out in double precision."""
 
+import copy
 from typing import cast
 
 import pytest
@@ -177,6 +178,27 @@ def test_as_the_compiler_sees_it(text: str) -> None:
     (other,) = torch.autograd.grad(expected.square().sum(), x)
     torch.testing.assert_close(one, other)
     assert all(torch.allclose(a, b) for a, b in zip(norm.buffers(), twin.buffers(), strict=True))
+
+
+@pytest.mark.filterwarnings("ignore")  # of the compiler's own
+@pytest.mark.parametrize("text", ["momentum:0.5", "track:12:100:renorm"])
+def test_gradients_of_a_compiled_network_know_the_averages_of_before(text: str) -> None:
+    """What a graph keeps for its backward pass must not be what the forward pass has written meanwhile."""
+    torch.compiler.reset()
+    torch.manual_seed(0)
+    net = nn.Sequential(make_norm(text), nn.ReLU(), nn.Conv2d(3, 3, 3, padding=1).double(), make_norm(text))
+    twin, x = copy.deepcopy(net), make_input(8, 3, 5, 5)
+    compiled = torch.compile(net, dynamic=False)
+    for _ in range(2):
+        gradients = []
+        for one, of in ((compiled, net), (twin, twin)):
+            adapting = [p for name, p in of.named_parameters() if not name.startswith("2.")]
+            with following_stream(of):
+                out = one(x)
+                gradients.append(torch.autograd.grad(out.square().mean() + out.pow(3).mean(), adapting))
+        torch.testing.assert_close(*gradients)
+        for found, wanted in zip(net.buffers(), twin.buffers(), strict=True):
+            torch.testing.assert_close(found, wanted)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

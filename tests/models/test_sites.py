@@ -186,7 +186,7 @@ def test_nonsense_is_no_rotation_loss(tmp_path: Path, text: str) -> None:
     path, sites = tmp_path / "a.safetensors", make_sites()
     if text in ("-0.1", "NaN", "Infinity"):
         with pytest.raises(
-            ValueError, match=r"rotation_loss must be finite and at least 0, got (-0.1|nan|inf)$"
+            ValueError, match=r"rotation_loss must be a number, finite and at least 0, got (-0.1|nan|inf)$"
         ):
             replace(sites, rotation_loss=float(text))
     write_marked(path, {"means": sites.means, "counts": sites.counts}, **GOOD, rotation_loss=text)

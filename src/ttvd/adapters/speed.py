@@ -13,6 +13,8 @@ from torch.nn.modules.conv import _ConvNd
 from ttvd.models.split import SplitModel, split
 
 Precision = Literal["float32", "bfloat16"]
+GRAPHS = 128
+"""Settings and sizes of batches for which one function is compiled in a process."""
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -64,13 +66,22 @@ def compile_network(network: nn.Module) -> None:
     _keep_head(network)
     _hide_heads()
     inner = network.model if isinstance(network, SplitModel) else network
+    _allow_graphs()
     inner.compile(dynamic=False)
 
 
 @cache
 def compile_once(function: Callable[P, R]) -> Callable[P, R]:
     """What ``torch.compile`` makes of a function that is not a network's, for all who use it."""
+    _allow_graphs()
     return torch.compile(function, dynamic=False)
+
+
+def _allow_graphs() -> None:
+    """Let one function have as many graphs as a table has settings; beyond eight, torch would not compile, silently."""
+    from torch._dynamo import config
+
+    config.recompile_limit = max(config.recompile_limit, GRAPHS)
 
 
 def eager_networks(compiled: bool) -> AbstractContextManager[object]:

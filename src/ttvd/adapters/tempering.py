@@ -14,8 +14,6 @@ An image of moderate doubt has about 0.5: so one wrong view among thousands that
 """
 MEMORY = 512
 """Images of a memory that fades from the first on: a batch of n forgets n / MEMORY of what was before."""
-
-
 POWER = 0.7
 """What the temperature of rotations is raised to for answers; see :class:`Tempering`."""
 

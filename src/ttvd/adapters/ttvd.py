@@ -181,11 +181,14 @@ class TTVD(GradientAdapter):
 
     def loss(self, x: Tensor) -> Step:
         """Answer, objective over the kept samples, known rotations of all, and balance of the batch."""
-        judge = compile_once(type(self)._judge) if self.compiled else type(self)._judge
-        return Step(*judge(self, *self._look(x)))
+        judge, follow = type(self)._judge, type(self)._follow
+        if self.compiled:  # apart: what one writes in place is no part of the other's gradients
+            judge, follow = compile_once(judge), compile_once(follow)
+        answer, loss, share, soft, rotations = judge(self, *self._look(x))
+        return Step(answer, loss * follow(self, soft, rotations), share)
 
-    def _judge(self, z: Tensor, logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Answer, loss and share kept, of features (v, b, d) and logits (v, b, outputs); the batch is followed."""
+    def _judge(self, z: Tensor, logits: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
+        """Answer, loss, share kept, softened scores and rotations, of features (v, b, d) and logits (v, b, outputs)."""
         out = self._scores(z, logits, self.structure) / self.tau
         judged = logits[: self.power.views]  # a head without rotations judges the upright view alone
         logs = log_posteriors(judged)  # once, for all terms that look at the joint cells
@@ -203,9 +206,9 @@ class TTVD(GradientAdapter):
             share = torch.ones_like(share)  # what the filter drops has a true label still: all take part
         if self.diversity:
             loss = loss + self.diversity * imbalance(out)
-        loss = loss * min(1.0, len(out) / self.full_step)
-        return answer, loss * self._follow(soft, rotations), share
+        return answer, loss * min(1.0, len(out) / self.full_step), share, soft, rotations
 
+    @torch.no_grad()
     def _follow(self, soft: Tensor, rotations: Tensor | None) -> Tensor | float:
         """Let all that is known of the stream take the batch in; returns how much of a step it needs."""
         if self.sameness is not None:
@@ -270,10 +273,8 @@ class TTVD(GradientAdapter):
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         super()._apply(fn, recurse)
         device = self.model.linear.weight.device
-        self.voronoi, self.joint_voronoi = (
-            self.voronoi.to(device=device),
-            self.joint_voronoi.to(device=device),
-        )
+        self.voronoi = self.voronoi.to(device=device)
+        self.joint_voronoi = self.joint_voronoi.to(device=device)
         self.power = self.power.to(device=device)
         return self
 

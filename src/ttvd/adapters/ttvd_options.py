@@ -62,10 +62,12 @@ def choose_need(by_need: bool | None, usual: float | None, optimizer: str) -> fl
         usual: The loss, where it is known and can be compared.
         optimizer: Its steps must grow with the loss.
     """
+    if not isinstance(by_need, bool | None):
+        raise ValueError(f"by_need must be True, False or None, got {by_need!r}")
     possible = usual is not None and optimizer == "sgd"
     if by_need and not possible:
         raise ValueError(
             "by_need=True needs SGD, a structure of several views, a head that tells rotations apart, and sites with a "
             "rotation_loss: ttvd.calibrate measures it on held-out source data"
         )
-    return usual if possible and (by_need is None or by_need) else None
+    return usual if possible and by_need is not False else None

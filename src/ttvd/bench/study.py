@@ -7,7 +7,7 @@ from typing import Any
 
 from ttvd.bench.recipe import Recipe, Rule, parse_recipe
 from ttvd.bench.recipe.planning import Entry, list_entries
-from ttvd.bench.spec import Member, Run
+from ttvd.bench.spec import Member, Run, Spec
 from ttvd.bench.store import Reader
 
 Cell = tuple[tuple[str, Any], ...]
@@ -169,19 +169,25 @@ def _choose(entry: Entry, rule: Rule, members: Sequence[Member], runs: Mapping[s
 def _find_best(cells: Mapping[Cell, Sequence[Member]], rule: Rule, runs: Mapping[str, Run]) -> Cell | None:
     """The setting that a rule chooses; None while it cannot choose, so that no setting passes for the chosen one."""
     judged = {cell: _list_judged(group, rule) for cell, group in cells.items()}
-    # A setting with missing runs cannot be compared: the others are, and the line says that something is pending.
-    scores = {
-        cell: fmean(runs[key].totals["error"] for key in keys)
-        for cell, keys in judged.items()
-        if keys and all(key in runs for key in keys)
-    }
-    if scores:
+    # A setting without a whole seed cannot be compared: the others are, by the seeds that all of them have, and the
+    # line says that something is pending.
+    whole = {cell: seeds for cell, asked in judged.items() if (seeds := _list_seeds(asked, runs))}
+    if shared := set.intersection(*whole.values()) if whole else set():
+        scores = {
+            cell: fmean(runs[spec.key].totals["error"] for spec in judged[cell] if spec.seed in shared)
+            for cell in whole
+        }
         return min(scores, key=lambda cell: scores[cell])
     only = next(iter(cells)) if len(cells) == 1 else None  # where nothing is searched, parts can be shown
     return only if only is not None and judged[only] else None
 
 
-def _list_judged(members: Sequence[Member], rule: Rule) -> list[str]:
-    """Keys of the runs by whose mean error a rule judges a setting."""
+def _list_seeds(asked: Sequence[Spec], runs: Mapping[str, Run]) -> set[int]:
+    """Seeds of which all runs are done."""
+    return {spec.seed for spec in asked} - {spec.seed for spec in asked if spec.key not in runs}
+
+
+def _list_judged(members: Sequence[Member], rule: Rule) -> list[Spec]:
+    """The runs by whose mean error a rule judges a setting."""
     role = "validation" if rule == "validation" else "test"
-    return [member.spec.key for member in members if member.role == role]
+    return [member.spec for member in members if member.role == role]

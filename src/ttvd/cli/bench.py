@@ -36,7 +36,7 @@ def bench(
     compiled: bool = typer.Option(
         False,
         "--compile",
-        help="Fuse steps by torch.compile: a minute for each method, then faster on a GPU.",
+        help="Fuse steps by torch.compile, once for each setting and size of batch: for long streams on a GPU.",
     ),
     address: str | None = typer.Option(
         None, help="With ray: a cluster, auto or HOST:6379; one here if not given."

@@ -85,8 +85,9 @@ class Sites:
             raise ValueError(f"anchors are those of 1 or of all {self.views} views, not of {wrong[0]}")
         if bad := {key: tau for key, tau in self.temperatures.items() if not 0 < tau < math.inf}:
             raise ValueError(f"temperatures must be positive and finite, got {bad}")
-        if self.rotation_loss is not None and not 0 <= self.rotation_loss < math.inf:
-            raise ValueError(f"rotation_loss must be finite and at least 0, got {self.rotation_loss}")
+        loss = self.rotation_loss
+        if loss is not None and not (type(loss) in (float, int) and 0 <= loss < math.inf):
+            raise ValueError(f"rotation_loss must be a number, finite and at least 0, got {loss!r}")
 
     @property
     def num_classes(self) -> int:

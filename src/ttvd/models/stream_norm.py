@@ -7,7 +7,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from ttvd.models.renorm import Known, Scales, find_moments, kernels_take, renormalise, rescale
 from ttvd.models.statistics import Statistics
-from ttvd.models.stream_pass import Company, Heard, share_of_batch, take_in, take_in_alone
+from ttvd.models.stream_pass import Company, Heard, share_of_batch, take_in
 
 
 class Follower(nn.Module):
@@ -96,7 +96,8 @@ class StreamNorm(Follower, _BatchNorm):
         share = self._share_of_batch(len(x), dtype)
         mean, var = _mix([running_mean.to(dtype), running_var.to(dtype)], [batch_mean, batch_var], share)
         if self.following and self.statistics.follows and not (self.settled or again):
-            self._hear(Heard(mean.detach(), var.detach(), len(x)))
+            # Until the pass is over: what a compiled graph wrote in place, its gradients might compute with once more.
+            self.heard = Heard(mean.detach(), var.detach(), len(x))
         weight, bias = (None if part is None else part.to(dtype) for part in (self.weight, self.bias))
         if not torch.is_grad_enabled():
             return F.batch_norm(x, mean, var, weight, bias, eps=self.eps)
@@ -113,13 +114,6 @@ class StreamNorm(Follower, _BatchNorm):
         if self.company is None or torch.compiler.is_compiling():
             return share_of_batch([self], rows, dtype)[0]
         return self.company.share(self, rows, dtype)
-
-    def _hear(self, heard: Heard) -> None:
-        """Keep what the averages will be, until :func:`take_in`; they become it at once where a graph is compiled."""
-        if torch.compiler.is_compiling():
-            take_in_alone(self, heard)
-        else:
-            self.heard = heard
 
 
 def _is_differentiating() -> bool:

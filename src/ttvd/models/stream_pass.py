@@ -98,18 +98,3 @@ def take_in(norms: Iterable["StreamNorm"]) -> None:
         if not untracked:
             counts = [norm.rows_followed for norm, _ in group]
             torch._foreach_add_(counts, list((fine * rows).split(sizes)))
-
-
-@torch.no_grad()
-def take_in_alone(norm: "StreamNorm", heard: Heard) -> None:
-    """As :func:`take_in`, of one norm, for compilers.
-
-    They fuse single copies. Of operations on lists, torch's (2.11, on CUDA) wrote averages in place before all that
-    had to read what they were had done so: norms then used statistics that had taken the batch in twice.
-    """
-    fine = heard.mean.isfinite() & heard.var.isfinite()
-    for name, new in (("running_mean", heard.mean), ("running_var", heard.var)):
-        average = norm.get_buffer(name)
-        average.copy_(torch.where(fine, new, average.to(new.dtype)))
-    if norm.statistics.memory is not None:
-        norm.rows_followed.add_(fine * heard.rows)

@@ -99,7 +99,8 @@ def _tell_gaps(results: Results) -> str:
         return ""
     return (
         f"**Not complete**: {study.failed} runs failed, {study.missing} are not done. Numbers that they touch carry a "
-        "dagger (†) or are empty; a rule that misses runs of a setting chooses among the others."
+        "dagger (†) or are empty; a rule that misses runs compares the settings that have a whole seed, by the seeds "
+        "that all of these have."
     )
 
 

@@ -157,6 +157,8 @@ def show_command(results: Results) -> str:
         words += ["--data", "DATA"]
     if any(run.facts.device.startswith(GPUS) for run in runs):
         words += ["--device", "cuda"]
+    if any("compiled" in run.facts.versions for run in runs):
+        words.append("--compile")
     return " ".join(words)
 
 

@@ -98,7 +98,8 @@ def _warn(results: Results) -> list[Block]:
     return [
         Notice(
             f"Failed runs: {study.failed}; runs not done: {study.missing}. Numbers that they touch carry a dagger (†) "
-            "or are empty; a rule that misses runs of a setting chooses among the others."
+            "or are empty; a rule that misses runs compares the settings that have a whole seed, by the seeds that all "
+            "of these have."
         )
     ]
 

@@ -148,7 +148,8 @@ def calibrate(
         raise ValueError("there are no images to calibrate on")
     target = torch.cat(labels)
     fitted = {key: _fit_named(key, torch.cat(parts).to(device), target) for key, parts in found.items()}
-    loss = float(torch.cat(rotations).mean()) if several else None
+    # Of a head that is sure, rounding may make it less than nothing.
+    loss = max(0.0, float(torch.cat(rotations).mean())) if several else None
     return replace(sites.with_temperatures(fitted), anchors=moments.anchors(), rotation_loss=loss)
 
 
