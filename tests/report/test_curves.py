@@ -1,5 +1,7 @@
 """Pictures of results."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -8,8 +10,11 @@ from hypothesis import strategies as st
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+import ttvd
 from ttvd.metrics import RunningMetrics
 from ttvd.report.curves import plot_curves, plot_reliability, spread
+from ttvd.report.drawings import draw_curves
+from ttvd.report.folder import read_study
 from ttvd.report.style import PALETTE, house_style, line_colours
 
 
@@ -30,6 +35,12 @@ def test_lines_show_per_cent_and_are_named_at_their_ends(ax: Axes) -> None:
     assert ax.get_ylim() == (0, 50)
     assert ax.texts[0].get_position()[1] == 50
     assert ax.lines[2].get_linewidth() > ax.lines[1].get_linewidth()
+
+
+def test_curves_with_fewer_points_than_batches_end_at_the_last_batch(ax: Axes) -> None:
+    plot_curves({"bn": np.array([0.4, 0.3, 0.2, 0.1])}, ax, batches=1000)
+    assert np.asarray(ax.lines[0].get_xdata()).tolist() == [250, 500, 750, 1000]
+    assert ax.get_xlim() == (1, 1000)
 
 
 def test_source_is_grey_and_the_others_differ() -> None:
@@ -74,3 +85,14 @@ def test_the_style_is_left_behind() -> None:
     with house_style():
         assert dict(matplotlib.rcParams) != before
     assert dict(matplotlib.rcParams) == before
+
+
+def test_the_axis_of_a_long_stream_counts_its_batches() -> None:
+    """2,355 batches of fifteen corruptions in a row, drawn with fewer points."""
+    results = read_study(Path(ttvd.__file__).parents[2] / "results" / "rows" / "continual-cifar10.csv")
+    figure = draw_curves(results, results.lines)
+    assert figure is not None
+    (axes,) = figure.axes
+    assert axes.get_xlim() == (1, 15 * 157)
+    assert {float(np.asarray(line.get_xdata())[-1]) for line in axes.lines} == {15 * 157}
+    assert len(np.asarray(axes.lines[0].get_xdata())) < 1000

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from ttvd.report.curves import spread
+from ttvd.report.curves import place_points, spread
 from ttvd.report.style import FAINT, INK, MUTED, RIGHT, WRONG, lighten, line_colours
 
 if TYPE_CHECKING:
@@ -158,21 +158,28 @@ def plot_scores(counts: Mapping[str, tuple[int, int, int]], ax: Axes) -> Axes:
     return ax
 
 
-def plot_kept(shares: Mapping[str, Floats], ax: Axes, *, colours: Mapping[str, str] | None = None) -> Axes:
+def plot_kept(
+    shares: Mapping[str, Floats],
+    ax: Axes,
+    *,
+    colours: Mapping[str, str] | None = None,
+    batches: int | None = None,
+) -> Axes:
     """Draw the share of each batch that took part in the steps, each line named at its end.
 
     Args:
         shares: In [0, 1] after each batch, by name.
         ax: Axes to draw on.
         colours: Of the lines, by name; the palette's in order unless given.
+        batches: How many there were, where lines have fewer points than that.
     """
     from matplotlib.ticker import MaxNLocator
 
     colours = line_colours(list(shares)) if colours is None else colours
-    last = max(len(values) for values in shares.values())
+    last = batches or max(len(values) for values in shares.values())
     places = spread([100 * float(values[-1]) for values in shares.values()], gap=6.0)
     for (name, values), place in zip(shares.items(), places, strict=True):
-        ax.plot(np.arange(1, len(values) + 1), 100 * values, color=colours[name], linewidth=1.6)
+        ax.plot(place_points(values, batches), 100 * values, color=colours[name], linewidth=1.6)
         ax.text(
             last * 1.02, place, f"{name} {100 * values[-1]:.0f}", color=colours[name], fontsize=9, va="center"
         )

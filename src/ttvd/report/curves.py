@@ -26,6 +26,7 @@ def plot_curves(
     strong: str | None = None,
     named: bool = True,
     colours: Mapping[str, str] | None = None,
+    batches: int | None = None,
 ) -> Axes:
     """Draw the error over all samples seen so far against the number of batches, each line named at its end.
 
@@ -37,6 +38,7 @@ def plot_curves(
         strong: Name of the line that is drawn thicker.
         named: Whether there is room for the names; without them, colours must be explained elsewhere.
         colours: Of the lines, by name; the palette's in order unless given.
+        batches: How many there were, where curves have fewer points than that.
 
     Example:
         >>> from matplotlib.figure import Figure
@@ -47,7 +49,7 @@ def plot_curves(
     from matplotlib.ticker import MaxNLocator
 
     colours = line_colours(list(curves)) if colours is None else colours
-    last = max(len(curve) for curve in curves.values())
+    last = batches or max(len(curve) for curve in curves.values())
     ends = {name: 100 * float(curve[-1]) for name, curve in curves.items()}
     ranked = sorted(ends, key=lambda name: ends[name])  # names above the picture keep their order
     heights = [min(ends[name], 100 * top) for name in ranked]
@@ -55,7 +57,7 @@ def plot_curves(
     for name, curve in curves.items():
         bold = name == strong
         ax.plot(
-            np.arange(1, len(curve) + 1), 100 * curve, color=colours[name], linewidth=2.8 if bold else 1.6
+            place_points(curve, batches), 100 * curve, color=colours[name], linewidth=2.8 if bold else 1.6
         )
         if not named:
             continue
@@ -69,6 +71,16 @@ def plot_curves(
     ax.grid(axis="y", color=FAINT, linewidth=0.7)
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     return ax
+
+
+def place_points(curve: Floats, batches: int | None = None) -> Floats:
+    """After how many batches each point of a curve is drawn: one each, or so that the last is at ``batches``.
+
+    Example:
+        >>> place_points(np.array([0.5, 0.4, 0.3]), 6).tolist()
+        [2.0, 4.0, 6.0]
+    """
+    return np.arange(1, len(curve) + 1, dtype=np.float64) * (1.0 if batches is None else batches / len(curve))
 
 
 def spread(values: list[float], gap: float) -> list[float]:

@@ -9,7 +9,7 @@ import numpy as np
 
 from ttvd.report.charts import plot_differences
 from ttvd.report.curves import plot_curves, spread
-from ttvd.report.pictures import TALL, WIDE, choose_range, give_colours, mean_curve, pick_duels
+from ttvd.report.pictures import TALL, WIDE, choose_range, count_batches, give_colours, mean_curve, pick_duels
 from ttvd.report.results import show_condition, show_value
 from ttvd.report.style import FAINT, house_style, line_colours, new_panel
 
@@ -35,18 +35,19 @@ def draw_curves(results: Results, lines: Sequence[Line]) -> Figure | None:
         found = {line.label: mean_curve(results, line, columns, "error") for line in lines}
         curves = {name: curve for name, curve in found.items() if curve is not None}
         if curves:
-            drawn.append((title, curves))
+            drawn.append((title, curves, count_batches(results, lines, columns)))
     if not drawn:
         return None
     with house_style():
         figure, panels = _new_figure(len(drawn))
-        for (title, curves), ax in zip(drawn, panels, strict=True):
+        for (title, curves, batches), ax in zip(drawn, panels, strict=True):
             bottom, top = choose_range(list(curves.values()))
             look: Any = {
                 "top": top,
                 "bottom": bottom,
                 "strong": results.study.reference(),
                 "colours": colours,
+                "batches": batches,
             }
             plot_curves(curves, ax, **look).set_title(title)
     return figure

@@ -76,14 +76,17 @@ def show_stream(results: Results, lines: Sequence[Line]) -> Exhibit | None:
     drawn = {name: curve for name, curve in curves.items() if curve is not None}
     if not drawn:
         return None
+    batches = count_batches(results, lines, results.columns)
     panels = [
-        _draw_curves(drawn, give_colours(results, lines), "all columns", WIDE, results.study.reference())
+        _draw_curves(
+            drawn, give_colours(results, lines), "all columns", WIDE, batches, results.study.reference()
+        )
     ]
     learning = [line for line in lines if results.kept(line) is not None]
     kept = {line.label: mean_curve(results, line, results.columns, "kept") for line in learning}
     picky = {name: curve for name, curve in kept.items() if curve is not None and float(curve.min()) < 0.999}
     if picky:
-        ax = plot_kept(picky, new_panel(WIDE), colours=give_colours(results, lines))
+        ax = plot_kept(picky, new_panel(WIDE), colours=give_colours(results, lines), batches=batches)
         ax.set_title("samples kept")
         panels.append(
             Panel(encode(ax), "Share of each batch that took part in the steps, for " + ", ".join(picky))
@@ -105,7 +108,8 @@ def show_each_stream(results: Results, lines: Sequence[Line]) -> Exhibit | None:
         found = {line.label: mean_curve(results, line, columns, "error") for line in lines}
         curves = {name: curve for name, curve in found.items() if curve is not None}
         if curves:
-            panels.append(_draw_curves(curves, colours, title, SMALL))
+            batches = count_batches(results, lines, columns)
+            panels.append(_draw_curves(curves, colours, title, SMALL, batches))
     if not panels:
         return None
     key = [(colour, name) for name, colour in colours.items()]
@@ -118,6 +122,7 @@ def _draw_curves(
     colours: Mapping[str, str],
     title: str,
     size: tuple[float, float],
+    batches: int,
     strong: str | None = None,
 ) -> Panel:
     bottom, top = choose_range(list(curves.values()))
@@ -127,6 +132,7 @@ def _draw_curves(
         "strong": strong,
         "named": strong is not None,
         "colours": colours,
+        "batches": batches,
     }
     ax = plot_curves(curves, new_panel(size), **look)
     ax.set_title(title)
@@ -160,6 +166,11 @@ def mean_curve(
         for run in runs
     ]
     return _thin(torch.stack(curves).mean(0)).numpy()
+
+
+def count_batches(results: Results, lines: Sequence[Line], columns: Sequence[Column]) -> int:
+    """How many batches the longest streams of lines have; :func:`mean_curve` may have fewer points."""
+    return max(len(run.record.sizes()) for line in lines for run in results.runs(line, columns))
 
 
 def _thin(curve: Tensor) -> Tensor:
