@@ -15,7 +15,9 @@ from tests.adapters.test_sameness import WAITING
 from tests.adapters.test_tempering import draw
 from tests.adapters.test_ttvd_streams import Watch
 from ttvd.adapters.need import MEMORY, SCALE, Need
+from ttvd.adapters.ttvd_options import choose_need
 from ttvd.models.norms import following_stream, settled_stream
+from ttvd.models.sites import Sites
 
 BOUNDED = settings(deadline=None, derandomize=True, max_examples=40)
 SEEDS = st.integers(0, 2**16)
@@ -212,3 +214,19 @@ def test_the_graph_of_the_batch_is_not_kept() -> None:
     (logs.sum() * need.factor()).backward()
     assert logs.grad is not None
     assert torch.equal(logs.grad, need.factor().expand_as(logs))
+
+
+@pytest.mark.parametrize("value", ["no", "false", 0, 1, 2.0])
+def test_what_is_neither_yes_nor_no_is_refused(value: Any) -> None:
+    """A word would pass for yes, and 0 for what it is not."""
+    with pytest.raises(ValueError, match=r"by_need must be True, False or None, got "):
+        choose_need(value, 0.1, "sgd")
+    assert choose_need(None, 0.1, "sgd") == choose_need(True, 0.1, "sgd") == 0.1
+    assert choose_need(False, 0.1, "sgd") is choose_need(None, 0.1, "adam") is None
+
+
+@pytest.mark.parametrize("value", [True, "0.1", torch.tensor(0.1)], ids=str)
+def test_sites_take_a_loss_that_they_can_save(value: Any) -> None:
+    means = torch.eye(3, dtype=torch.float64)[:, None]
+    with pytest.raises(ValueError, match=r"rotation_loss must be a number, finite and at least 0, got "):
+        Sites(means, torch.ones(3, 1, dtype=torch.int64), "abc", rotation_loss=value)

@@ -95,7 +95,7 @@ def test_above_each_table_stands_how_it_was_made(folder: Path) -> None:
     fake = FakeStore(("sizes", SIZES), batches=3)
     for number, (key, run) in enumerate(list(fake.runs.items())):
         if number % 2:
-            versions = {**run.facts.versions, "torch": "2.11.0+cu128"}
+            versions = {**run.facts.versions, "torch": "2.11.0+cu128", "compiled": "inductor"}
             fake.runs[key] = replace(run, facts=replace(run.facts, device="NVIDIA H200", versions=versions))
     pack(folder, "sizes", SIZES, fake)
     write_results(folder)
@@ -104,7 +104,7 @@ def test_above_each_table_stands_how_it_was_made(folder: Path) -> None:
     assert len(tables) > 8
     for part in tables:
         before = part.partition("|---")[0]
-        assert "> `ttvd bench recipes/sizes.toml --store out/sizes.db --device cuda`" in before
+        assert "> `ttvd bench recipes/sizes.toml --store out/sizes.db --device cuda --compile`" in before
         assert "Seeds: 0, 1." in before
         assert "digits, corruptions: generated with CIFAR-10-C's constants" in before
         assert "AMD EPYC 9V74 80-Core Processor; NVIDIA H200" in before
