@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._functorch._aot_autograd.utils import make_boxed_func
 
 import ttvd
 from ttvd.adapters.agenda import Plan
@@ -219,3 +220,47 @@ def test_skipped_layers_share_their_weights_with_the_model() -> None:
     assert isinstance(sar, ttvd.GradientAdapter)
     assert len(sar.adapting()) == 6
     assert sar.optimizer.size == 48
+
+
+@pytest.mark.usefixtures("fresh_compiler")
+@pytest.mark.parametrize("name", ["tent", "ttvd"])
+@pytest.mark.parametrize("when", ["forward", "backward"])
+def test_where_the_compiler_fails_steps_run_as_they_are_written(
+    name: str, when: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from torch._dynamo.backends.common import aot_autograd
+    from torch._inductor.exc import InductorError
+
+    def refuse(module: Any, _: Any) -> Any:
+        raise InductorError(RuntimeError("PassManager::run failed"), None)
+
+    def accept(module: Any, _: Any) -> Any:
+        return make_boxed_func(module.forward)
+
+    parts = {"fw_compiler": refuse if when == "forward" else accept, "bw_compiler": refuse}
+    backend = aot_autograd(**parts)
+    whole = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda code, **options: whole(code, backend=backend, **options))
+    adapter, plain = make_world(name)[1]().accelerate(compile=True), make_world(name)[1]()
+    first, *rest = make_batches(4)
+    assert torch.equal(adapter(first), plain(first))
+    with pytest.warns(UserWarning, match=r"not compiled: torch.compile failed: .*PassManager::run failed"):
+        assert torch.equal(adapter(rest[0]), plain(rest[0]))
+    for x in rest[1:]:
+        assert torch.equal(adapter(x), plain(x))
+    for key, value in plain.snapshot().items():
+        assert torch.equal(adapter.snapshot()[key], value), key
+
+
+@pytest.mark.usefixtures("fresh_compiler")
+def test_errors_that_are_not_the_compilers_are_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    adapter = make_world("tent")[1]().accelerate(compile=True)
+    x = make_batches()[0]
+    adapter(x)
+
+    def fail(_: Tensor) -> Tensor:
+        raise RuntimeError("out of order")
+
+    monkeypatch.setattr(adapter, "adapt", fail)
+    with pytest.raises(RuntimeError, match="out of order"):
+        adapter(x)

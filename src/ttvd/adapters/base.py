@@ -133,7 +133,7 @@ class Adapter(nn.Module):
                 stay in float32, and so do the weights that adapt.
             channels_last: Store images with their channels together, which GPUs want together with bfloat16.
             compile: Let ``torch.compile`` fuse norms, activations and sums, which takes a minute at the second batch of
-                a shape. A C++ compiler is needed, and Triton on a GPU.
+                a shape. A C++ compiler is needed, and Triton on a GPU; if it fails, a warning says so.
 
         Returns:
             The adapter itself.

@@ -9,14 +9,14 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections import OrderedDict
-from collections.abc import Hashable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Hashable
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from ttvd.adapters.agenda import Plan, send
-from ttvd.adapters.speed import eager_networks
+from ttvd.adapters.speed import eager_networks, is_of_compiler
 from ttvd.models.graphs import capturing, refusing_to_wait
 from ttvd.models.traits import Traits, has_hooks
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from ttvd.adapters.base import Adapter
 
 Key = tuple[torch.Size, torch.dtype, Hashable]
+R = TypeVar("R")
 
 SHAPES, WAYS = 4, 16
 """How many shapes of batches are remembered, and ways of a step of each; what was not seen for longest goes."""
@@ -35,14 +36,16 @@ class Steps:
 
     So a short last batch never costs a recording. A graph is dropped when anything that the step depends on has
     changed (:class:`~ttvd.models.traits.Traits`), and is not copied or saved with the adapter. A step that cannot
-    be recorded runs as it is written, after one warning that says why.
+    be recorded runs as it is written, after one warning that says why; so does one at which the compiler fails.
 
     Attributes:
         obstacle: Why steps are not recorded; None as long as nothing stands against it.
+        uncompiled: Whether the compiler has failed, so that networks run as they are written.
     """
 
     def __init__(self) -> None:
         self.obstacle: str | None = None
+        self.uncompiled = False
         self._short = False
         self.forget()
 
@@ -54,6 +57,7 @@ class Steps:
     def forget(self) -> None:
         """Drop all graphs."""
         self._traits: Traits | None = None
+        self._compiled: set[Key] = set()
         self._shapes: OrderedDict[Key, Recording | None] = OrderedDict()
 
     def run(self, adapter: Adapter, x: Tensor, checked: bool) -> Tensor:
@@ -72,11 +76,17 @@ class Steps:
             self._check_traits(adapter, x.device.type)  # a first step may settle things
             self._remember(key, None)
             return out
-        recording = self._shapes[key]
-        if wanted and recording is None:
-            recording = self._record(adapter, x, plan)
+        if (recording := self._shapes[key]) is None:
+
+            def go() -> tuple[Recording | None, Tensor]:
+                new = self._record(adapter, x, plan) if wanted else None
+                return new, _take(adapter, x, plan, checked) if new is None else new.play(x, plan)
+
+            recording, out = self._compile(adapter, key, go)
+        else:
+            out = recording.play(x, plan)
         self._remember(key, recording)
-        return _take(adapter, x, plan, checked) if recording is None else recording.play(x, plan)
+        return out
 
     def _check_traits(self, adapter: Adapter, device_type: str) -> None:
         """Forget everything if the adapter is not what it was."""
@@ -93,6 +103,30 @@ class Steps:
             if other in alike[:-WAYS] or other[:2] in kinds[SHAPES:]:
                 del self._shapes[other]
 
+    def _compile(self, adapter: Adapter, key: Key, go: Callable[[], R]) -> R:
+        """Do what is to be done for a shape, and where the compiler fails, do it without."""
+        if not adapter.compiled or self.uncompiled or key in self._compiled:
+            with eager_networks(adapter.compiled and self.uncompiled):
+                return go()
+        before = adapter.snapshot()
+        try:
+            done = go()
+        except RuntimeError as error:
+            if not is_of_compiler(error):
+                raise
+            reason = " ".join(str(error).split("\n\n")[0].split())
+        else:
+            self._compiled.add(key)
+            return done
+        adapter.restore(before)
+        self.uncompiled = True
+        warnings.warn(
+            f"{type(adapter).__name__} runs as it is written, not compiled: torch.compile failed: {reason}",
+            stacklevel=2,
+        )
+        with eager_networks(True):
+            return go()
+
     def _record(self, adapter: Adapter, x: Tensor, plan: Plan) -> Recording | None:
         self.obstacle = find_obstacle(adapter, x.device)
         if self.obstacle is None:
@@ -100,6 +134,8 @@ class Steps:
             try:
                 return Recording(adapter, x, plan)
             except RuntimeError as error:
+                if is_of_compiler(error):
+                    raise  # nothing against a recording
                 self.obstacle = str(error).splitlines()[0]
                 self._short = isinstance(error, torch.OutOfMemoryError)
                 adapter.restore(before)

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
+from ttvd.models.faster import exchange_layers
 from ttvd.models.split import SplitModel, split
 
 Precision = Literal["float32", "bfloat16"]
@@ -63,6 +64,7 @@ def prepare_network(network: nn.Module, dtype: torch.dtype | None, channels_last
 
 def compile_network(network: nn.Module) -> None:
     """Let ``torch.compile`` fuse what lies between the convolutions; the last layer stays as it is."""
+    exchange_layers(network)
     _keep_head(network)
     _hide_heads()
     inner = network.model if isinstance(network, SplitModel) else network
@@ -82,6 +84,13 @@ def _allow_graphs() -> None:
     from torch._dynamo import config
 
     config.recompile_limit = max(config.recompile_limit, GRAPHS)
+
+
+def is_of_compiler(error: Exception) -> bool:
+    """Whether it was ``torch.compile`` that failed, and not what it should have compiled."""
+    from torch._dynamo.exc import TorchDynamoException
+
+    return isinstance(error, TorchDynamoException)
 
 
 def eager_networks(compiled: bool) -> AbstractContextManager[object]:

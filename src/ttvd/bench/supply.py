@@ -22,6 +22,7 @@ from ttvd.data.corruptions import corrupt
 from ttvd.data.sets import ClassMap, ImageFolder, ImageSet, find_classes, load_set
 from ttvd.models.find import find_source
 from ttvd.models.fingerprint import fingerprint
+from ttvd.models.sites import Sites
 from ttvd.models.zoo import Source
 from ttvd.source import calibrate, collect_features, estimate_fisher, estimate_sites
 from ttvd.source.held_out import is_held_out
@@ -76,15 +77,26 @@ class Supply:
             share: Of the source data, for the sites.
             parameters: Of the method; they tell what of the sites matters.
         """
-        sites = self.source(name).sites
-        if "sites" not in method.needs or share != 1.0 or sites is None:
+        self.source(name)
+        sites = self._sites(name, share) if "sites" in method.needs else None
+        if sites is None:
             return self._weights[name]
         views = count_anchored_views(sites, parameters)
         by_need = parameters.get("by_need", False) in (None, True)
-        key = ("sites hash", name, views, by_need)
+        key = ("sites hash", name, share, views, by_need)
         if key not in self._made:
             self._made[key] = hash_sites(sites, views, by_need)
         return f"{self._weights[name]}+{self._made[key]}"
+
+    def _sites(self, name: str, share: float) -> Sites | None:
+        """Those that lie beside a source model, estimated from a share of the source data; None if there are none."""
+        if share == 1.0:
+            return self.source(name).sites
+        key = ("sites beside", name, share)
+        if key not in self._made:
+            self._made[key] = find_source(name, folder=self.setting.checkpoints, fraction=share).sites
+        found: Sites | None = self._made[key]
+        return found
 
     def base(self, data: str, domain: Domain = Domain()) -> Images:  # noqa: B008 (it is frozen)
         """The whole test set: clean, or as it comes for a set of corrupted images."""
@@ -228,8 +240,8 @@ class Supply:
 
     def _make(self, need: str, method: Method, name: str, data: str, share: float, views: int) -> Any:
         source = self.source(name)
-        if need == "sites" and share == 1.0 and source.sites is not None:
-            return source.sites
+        if need == "sites" and (beside := self._sites(name, share)) is not None:
+            return beside
         training = self._training(data)
         held = is_held_out(len(training))
         used, kept = (training.subset(mask.nonzero()[:, 0]) for mask in (~held, held))

@@ -12,7 +12,11 @@ from ttvd.models.zoo import Source, load, sites_path
 
 
 def find_source(
-    model: str, weights: Path | None = None, sites: Path | None = None, folder: Path | None = None
+    model: str,
+    weights: Path | None = None,
+    sites: Path | None = None,
+    folder: Path | None = None,
+    fraction: float = 1.0,
 ) -> Source:
     """Load a model and its sites.
 
@@ -23,18 +27,19 @@ def find_source(
         sites: File of the sites; those of the zoo entry unless given.
         folder: Where checkpoints are looked up by name, and the sites ``function.sites.safetensors`` of a function's
             model; the package's own unless given.
+        fraction: Share of the source data that the sites shall come from; there are none where no such file is.
     """
     if ":" in model and not Path(model).exists():
-        source = _with_sites(Source(_build(model, weights)), model, folder)
+        source = _with_sites(Source(_build(model, weights)), model, folder, fraction)
     elif weights is not None:
         raise ValueError("weights go with package.module:function; a checkpoint or a name has its own")
     elif model.endswith(".safetensors"):
         path = Path(model)
         if not path.is_file():
             raise FileNotFoundError(f"no checkpoint at {path}")
-        source = load(path.stem, path.parent)
+        source = load(path.stem, path.parent, fraction=fraction)
     else:
-        source = load(model, folder)
+        source = load(model, folder, fraction=fraction)
     if sites is None:
         return source
     found = Sites.load(sites)
@@ -42,9 +47,9 @@ def find_source(
     return Source(source.model, found, source.card)
 
 
-def _with_sites(source: Source, model: str, folder: Path | None) -> Source:
+def _with_sites(source: Source, model: str, folder: Path | None, fraction: float) -> Source:
     """With the sites called after the function, where the folder of checkpoints has them."""
-    beside = None if folder is None else sites_path(folder, model.rpartition(":")[2])
+    beside = None if folder is None else sites_path(folder, model.rpartition(":")[2], fraction)
     if beside is None or not beside.is_file():
         return source
     found = Sites.load(beside)

@@ -97,7 +97,11 @@ class StreamNorm(Follower, _BatchNorm):
         mean, var = _mix([running_mean.to(dtype), running_var.to(dtype)], [batch_mean, batch_var], share)
         if self.following and self.statistics.follows and not (self.settled or again):
             # Until the pass is over: what a compiled graph wrote in place, its gradients might compute with once more.
-            self.heard = Heard(mean.detach(), var.detach(), len(x))
+            if torch.compiler.is_compiling():
+                # Not the averages: kernels that store them beside what gradients need are more than Triton 3.6 takes.
+                self.heard = Heard(batch_mean.detach(), batch_var.detach() + self.eps, len(x), mixed=False)
+            else:
+                self.heard = Heard(mean.detach(), var.detach(), len(x))
         weight, bias = (None if part is None else part.to(dtype) for part in (self.weight, self.bias))
         if not torch.is_grad_enabled():
             return F.batch_norm(x, mean, var, weight, bias, eps=self.eps)

@@ -19,11 +19,13 @@ class Heard(NamedTuple):
         mean: (c,).
         var: (c,).
         rows: How many the batch has.
+        mixed: Whether it is that; else it is the mean of the batch, and its variance with ``eps`` on top.
     """
 
     mean: Tensor
     var: Tensor
     rows: int
+    mixed: bool = True
 
 
 class Company:
@@ -69,12 +71,15 @@ def _tracks_like(one: "StreamNorm", other: "StreamNorm") -> bool:
 
 def share_of_batch(norms: Sequence["StreamNorm"], rows: int, dtype: torch.dtype) -> Sequence[Tensor]:
     """Weights (c,) with which a batch enters the averages of norms of one policy that tracks."""
+    return torch.split(_weigh(norms, rows, dtype), [len(norm.rows_followed) for norm in norms])
+
+
+def _weigh(norms: Sequence["StreamNorm"], rows: int, dtype: torch.dtype) -> Tensor:
     policy = norms[0].statistics
     assert policy.count is not None
     assert policy.memory is not None
-    counts = [norm.rows_followed for norm in norms]
-    worth = (torch.cat(counts).to(dtype) + policy.count).clamp_max(policy.memory)
-    return torch.split(rows / (worth + rows), [len(count) for count in counts])
+    worth = torch.cat([norm.rows_followed for norm in norms]).to(dtype) + policy.count
+    return rows / (worth.clamp_max(policy.memory) + rows)
 
 
 @torch.no_grad()
@@ -83,18 +88,20 @@ def take_in(norms: Iterable["StreamNorm"]) -> None:
     groups: dict[tuple[Any, ...], list[tuple[StreamNorm, Heard]]] = {}
     for norm in norms:
         if (heard := norm.heard) is not None:
-            kind = (heard.mean.dtype, heard.mean.device, heard.rows, norm.statistics.memory is None)
+            kind = (heard.mean.dtype, heard.mean.device, heard.rows, heard.mixed, norm.eps, norm.statistics)
             groups.setdefault(kind, []).append((norm, heard))
             norm.heard = None
-    for (_, _, rows, untracked), group in groups.items():
-        sizes = [len(heard.mean) for _, heard in group]
-        means = torch.cat([heard.mean for _, heard in group])
-        variances = torch.cat([heard.var for _, heard in group])
-        fine = means.isfinite() & variances.isfinite()
-        for name, new in (("running_mean", means), ("running_var", variances)):
-            averages = [norm.get_buffer(name) for norm, _ in group]
-            merged = torch.where(fine, new, torch.cat(averages).to(new.dtype))
-            torch._foreach_copy_(averages, list(merged.split(sizes)))
-        if not untracked:
-            counts = [norm.rows_followed for norm, _ in group]
-            torch._foreach_add_(counts, list((fine * rows).split(sizes)))
+    for (dtype, _, rows, mixed, eps, policy), group in groups.items():
+        members, sizes = [norm for norm, _ in group], [len(heard.mean) for _, heard in group]
+        found = [torch.cat([heard.mean for _, heard in group]), torch.cat([heard.var for _, heard in group])]
+        buffers = [[norm.get_buffer(name) for norm in members] for name in ("running_mean", "running_var")]
+        old = [torch.cat(averages).to(dtype) for averages in buffers]
+        if not mixed:
+            found[1] = found[1] - eps
+            share = 1.0 - policy.source_share(rows) if policy.memory is None else _weigh(members, rows, dtype)
+            found = [torch.lerp(before, batch, share) for before, batch in zip(old, found, strict=True)]
+        fine = found[0].isfinite() & found[1].isfinite()
+        for averages, before, new in zip(buffers, old, found, strict=True):
+            torch._foreach_copy_(averages, list(torch.where(fine, new, before).split(sizes)))
+        if policy.memory is not None:
+            torch._foreach_add_([norm.rows_followed for norm in members], list((fine * rows).split(sizes)))

@@ -1,0 +1,62 @@
+"""Sites of a share of the source data: those beside a checkpoint, else estimated from training images."""
+
+from dataclasses import replace
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+import torch
+
+from ttvd.adapters import find_method
+from ttvd.bench.job import execute
+from ttvd.bench.recipe import parse_recipe, plan
+from ttvd.bench.setting import Setting
+from ttvd.bench.spec import Spec
+from ttvd.bench.supply import Supply
+from ttvd.models.sites import Sites
+from ttvd.models.zoo import sites_path
+
+TEXT = """
+data = {set = "digits", corruptions = ["fog"], limit = 60}
+checkpoints = {sites = "digits-sla"}
+sites = [1.0, 0.05]
+methods = [{name = "civd"}]
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A checkpoint with sites of all source data and, shifted, with some that claim to be of a twentieth."""
+    for file in (Path(str(files("ttvd.models"))) / "checkpoints").glob("digits-sla*"):
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    sites = Sites.load(sites_path(tmp_path, "digits-sla"))
+    replace(sites, means=sites.means + 1.0).save(sites_path(tmp_path, "digits-sla", 0.05))
+    return tmp_path
+
+
+def make_specs(supply: Supply) -> list[Spec]:
+    return [planned.spec for planned in plan(parse_recipe(TEXT, "test"), supply)]
+
+
+def test_sites_beside_the_checkpoint_are_used(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    supply = Supply(Setting(checkpoints=folder))
+    monkeypatch.setattr(supply, "_training", lambda _: pytest.fail("they are there"))
+    whole, few = make_specs(supply)
+    assert (whole.sites, few.sites) == (1.0, 0.05)
+    civd, means = find_method("civd"), {}
+    for spec in (whole, few):
+        means[spec.sites] = supply.ingredients(civd, spec.checkpoint, spec.data, spec.sites)["sites"].means
+    assert torch.equal(means[0.05], means[1.0] + 1.0)
+    assert execute(few, supply).totals["error"] <= 1.0
+
+
+def test_other_such_sites_make_other_runs(folder: Path) -> None:
+    before = make_specs(Supply(Setting(checkpoints=folder)))
+    home = sites_path(folder, "digits-sla", 0.05)
+    sites = Sites.load(home)
+    replace(sites, means=sites.means + 1.0).save(home)
+    after = make_specs(Supply(Setting(checkpoints=folder)))
+    assert before[0].key == after[0].key
+    assert before[1].key != after[1].key
+    home.unlink()
+    assert make_specs(Supply(Setting(checkpoints=folder)))[1].key not in (before[1].key, after[1].key)

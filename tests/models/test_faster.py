@@ -1,0 +1,97 @@
+"""Layers in a quicker form: the same numbers, gradients and names."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from ttvd.models.faster import FoldedConv, PoolTwice, exchange_layers, fold_conv, pool_twice
+from ttvd.models.resnet_imagenet import resnet50
+
+NUMBERS = torch.Generator().manual_seed(4)
+
+
+@settings(max_examples=60)
+@given(
+    channels=st.integers(1, 5),
+    kernel=st.tuples(st.integers(1, 7), st.integers(1, 7)),
+    padding=st.tuples(st.integers(0, 4), st.integers(0, 4)),
+    side=st.tuples(st.integers(4, 8), st.integers(4, 8)),
+    biased=st.booleans(),
+)
+def test_a_folded_convolution_is_the_convolution(
+    channels: int, kernel: tuple[int, int], padding: tuple[int, int], side: tuple[int, int], biased: bool
+) -> None:
+    def draw(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, dtype=torch.float64, generator=NUMBERS)
+
+    x, weight = draw(2, channels, 2 * side[0], 2 * side[1]), draw(3, channels, *kernel)
+    bias = draw(3) if biased else None
+    wanted = F.conv2d(x, weight, bias, stride=2, padding=padding)
+    torch.testing.assert_close(fold_conv(x, weight, bias, padding), wanted, rtol=1e-10, atol=1e-10)
+
+
+@settings(max_examples=60)
+@given(
+    kernel=st.integers(2, 4), stride=st.integers(1, 3), padding=st.integers(0, 1), values=st.integers(1, 5)
+)
+def test_pooling_in_two_passes_gives_the_gradient_to_the_same_one_among_equal_values(
+    kernel: int, stride: int, padding: int, values: int
+) -> None:
+    x = torch.randint(values, (2, 3, 9, 8), generator=NUMBERS).double().requires_grad_()
+    wanted, found = F.max_pool2d(x, kernel, stride, padding), pool_twice(x, kernel, stride, padding)
+    assert torch.equal(found, wanted)
+    weights = torch.rand(wanted.shape, dtype=torch.float64, generator=NUMBERS)
+    gradients = [torch.autograd.grad(out, x, weights)[0] for out in (wanted, found)]
+    torch.testing.assert_close(*gradients)
+    assert torch.equal(gradients[0] == 0, gradients[1] == 0)
+
+
+def test_the_first_layers_of_a_resnet_are_exchanged_and_it_stays_what_it_was() -> None:
+    net = resnet50(4, generator=torch.Generator().manual_seed(0)).eval()
+    fast = copy.deepcopy(net)
+    exchange_layers(fast)
+    assert isinstance(fast.conv1, FoldedConv)
+    assert isinstance(fast.maxpool, PoolTwice)
+    kinds = [type(layer) for layer in fast.modules()]
+    assert (kinds.count(FoldedConv), kinds.count(PoolTwice)) == (1, 1)
+    assert list(fast.state_dict()) == list(net.state_dict())
+    x = torch.rand(2, 3, 32, 32, generator=NUMBERS)
+    assert torch.equal(fast(x), net(x)), "on a CPU nothing changes"
+
+
+OTHERS = {
+    "of stride 1": nn.Conv2d(3, 4, 3),
+    "of stride 2 along rows": nn.Conv2d(3, 4, 3, stride=(1, 2)),
+    "dilated": nn.Conv2d(3, 4, 3, stride=2, dilation=2),
+    "in groups": nn.Conv2d(4, 4, 3, stride=2, groups=2),
+    "with a border that repeats": nn.Conv2d(3, 4, 3, stride=2, padding=1, padding_mode="reflect"),
+    "on many channels": nn.Conv2d(8, 4, 3, stride=2),
+    "transposed": nn.ConvTranspose2d(3, 4, 3, stride=2),
+    "oblong windows": nn.MaxPool2d((3, 2), 2),
+    "windows apart": nn.MaxPool2d(2, 2),
+    "dilated windows": nn.MaxPool2d(3, 2, dilation=2),
+    "places": nn.MaxPool2d(3, 2, return_indices=True),
+    "rounded up": nn.MaxPool2d(3, 2, ceil_mode=True),
+    "averages": nn.AvgPool2d(3, 2),
+}
+
+
+@pytest.mark.parametrize("name", list(OTHERS))
+def test_other_layers_are_left_alone(name: str) -> None:
+    layer = copy.deepcopy(OTHERS[name])
+    exchange_layers(nn.Sequential(layer))
+    assert type(layer) is type(OTHERS[name])
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.parametrize("side", [64, 63])
+def test_on_a_gpu_they_compute_the_same(side: int) -> None:
+    net = nn.Sequential(nn.Conv2d(3, 16, 7, 2, 3), nn.ReLU(), nn.MaxPool2d(3, 2, 1)).cuda().bfloat16()
+    fast, x = copy.deepcopy(net), torch.rand(4, 3, side, side, device="cuda", dtype=torch.bfloat16)
+    exchange_layers(fast)
+    torch.testing.assert_close(fast(x), net(x), rtol=2e-2, atol=2e-2)
