@@ -128,14 +128,15 @@ def plot_conditions(
 
 
 def _name_conditions(conditions: Sequence[Cell]) -> tuple[list[str], str]:
-    """Names of the ticks, and of the axis where all conditions vary the same thing."""
+    """Names of the ticks, and of the axis where all conditions vary the same things: values below each other."""
     names = {tuple(name for name, _ in condition) for condition in conditions}
     if names == {("sites",)}:
         return [
             f"{100 * value:g}" for ((_, value),) in conditions
         ], "share of the source data for class means (%)"
-    if len(names) == 1 and len(name := names.pop()) == 1:
-        return [show_value(value) for ((_, value),) in conditions], name[0].replace("_", " ")
+    if len(names) == 1:
+        below = ["\n".join(show_value(value) for _, value in condition) for condition in conditions]
+        return below, ", ".join(names.pop()).replace("_", " ")
     return [show_condition(condition) for condition in conditions], ""
 
 
