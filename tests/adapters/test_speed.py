@@ -222,6 +222,7 @@ def test_skipped_layers_share_their_weights_with_the_model() -> None:
     assert sar.optimizer.size == 48
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
 @pytest.mark.usefixtures("fresh_compiler")
 @pytest.mark.parametrize("name", ["tent", "ttvd"])
 @pytest.mark.parametrize("when", ["forward", "backward"])
@@ -252,15 +253,47 @@ def test_where_the_compiler_fails_steps_run_as_they_are_written(
         assert torch.equal(adapter.snapshot()[key], value), key
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
 @pytest.mark.usefixtures("fresh_compiler")
 def test_errors_that_are_not_the_compilers_are_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
-    adapter = make_world("tent")[1]().accelerate(compile=True)
+    whole, adapt, broken = torch.compile, ttvd.Adapter.adapt, False
+
+    def fail_if_broken(adapter: ttvd.Adapter, x: Tensor) -> Tensor:
+        if broken:
+            raise RuntimeError("out of order")
+        return adapt(adapter, x)
+
+    monkeypatch.setattr(torch, "compile", lambda code, **options: whole(code, backend="eager", **options))
+    monkeypatch.setattr(ttvd.Adapter, "adapt", fail_if_broken)
+    adapter = make_world("bn")[1]().accelerate(compile=True)
     x = make_batches()[0]
     adapter(x)
-
-    def fail(_: Tensor) -> Tensor:
-        raise RuntimeError("out of order")
-
-    monkeypatch.setattr(adapter, "adapt", fail)
+    broken = True
     with pytest.raises(RuntimeError, match="out of order"):
         adapter(x)
+    assert not adapter._steps.uncompiled
+    assert list(adapter._steps._shapes) == [(x.shape, x.dtype, None)], "it was the second batch of its shape"
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
+@pytest.mark.usefixtures("fresh_compiler")
+@pytest.mark.filterwarnings("ignore:RoTTA runs as it is written")
+@pytest.mark.parametrize("right", [1, 3, 5])
+def test_the_compiler_may_fail_at_a_later_step_too(right: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """RoTTA's memory grows, and with it what is compiled."""
+    whole, calls = torch.compile, [0]
+
+    def fail_later(module: Any, _: Any) -> Any:
+        calls[0] += 1
+        if calls[0] > right:
+            raise RuntimeError("PassManager::run failed")
+        return module.forward
+
+    monkeypatch.setattr(torch, "compile", lambda code, **options: whole(code, backend=fail_later, **options))
+    _, make = make_world("rotta", capacity=64, period=6)
+    adapter, plain = make().accelerate(compile=True), make()
+    for x in make_batches(8):
+        torch.testing.assert_close(adapter(x), plain(x))
+    assert adapter._steps.uncompiled
+    for key, value in plain.snapshot().items():
+        torch.testing.assert_close(adapter.snapshot()[key], value, msg=key)

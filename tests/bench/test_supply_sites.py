@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 from ttvd.adapters import find_method
 from ttvd.bench.job import execute
@@ -14,7 +15,7 @@ from ttvd.bench.setting import Setting
 from ttvd.bench.spec import Spec
 from ttvd.bench.supply import Supply
 from ttvd.models.sites import Sites
-from ttvd.models.zoo import sites_path
+from ttvd.models.zoo import load, sites_path
 
 TEXT = """
 data = {set = "digits", corruptions = ["fog"], limit = 60}
@@ -60,3 +61,31 @@ def test_other_such_sites_make_other_runs(folder: Path) -> None:
     assert before[1].key != after[1].key
     home.unlink()
     assert make_specs(Supply(Setting(checkpoints=folder)))[1].key not in (before[1].key, after[1].key)
+
+
+def test_a_model_with_anchored_norms_has_sites_of_its_own(folder: Path) -> None:
+    text = TEXT.replace('"digits-sla"', '"digits-sla+anchored"')
+    supply = Supply(Setting(checkpoints=folder))
+    few = plan(parse_recipe(text, "test"), supply)[1].spec
+    assert few.sites == 0.05
+    assert execute(few, supply).totals["error"] < 0.6
+
+
+def test_a_function_is_called_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[int] = []
+
+    def build() -> nn.Module:
+        calls.append(1)
+        return load("digits-sla").model
+
+    monkeypatch.setattr("ttvd.toy.net", build, raising=False)
+    supply = Supply(Setting(checkpoints=folder))
+    supply.weights("ttvd.toy:net", find_method("civd"), 0.05, {})
+    assert len(calls) == 1
+
+
+def test_sites_of_another_model_are_refused(folder: Path) -> None:
+    home = sites_path(folder, "digits-sla", 0.05)
+    replace(Sites.load(home), fingerprint="0" * 16).save(home)
+    with pytest.raises(ValueError, match="fingerprint"):
+        make_specs(Supply(Setting(checkpoints=folder)))

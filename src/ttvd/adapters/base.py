@@ -296,5 +296,5 @@ class Adapter(nn.Module):
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         if self._initial is not None:
             self._initial = {name: fn(tensor) for name, tensor in self._initial.items()}
-        self._steps.forget()
+        self._steps = Steps()
         return self

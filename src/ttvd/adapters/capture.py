@@ -116,7 +116,8 @@ class Steps:
                 raise
             reason = " ".join(str(error).split("\n\n")[0].split())
         else:
-            self._compiled.add(key)
+            if adapter.eager is None:  # else another step may have other sizes inside, to be compiled anew
+                self._compiled.add(key)
             return done
         adapter.restore(before)
         self.uncompiled = True
@@ -215,6 +216,11 @@ def _take(adapter: Adapter, x: Tensor, plan: Plan, checked: bool) -> Tensor:
     """A step as it is written."""
     adapter.agenda.begin(plan, send(plan.draws, x.device))
     return adapter._take(x, checked)
+
+
+def is_compiled(adapter: Adapter) -> bool:
+    """Whether the steps of an adapter, or of one inside, are compiled: asked for, and not given up."""
+    return any(part.compiled and not part._steps.uncompiled for part in adapter._adapters())
 
 
 def find_obstacle(adapter: Adapter, device: torch.device) -> str | None:

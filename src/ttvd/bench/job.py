@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ttvd.adapters import Adapter, create, find_method
+from ttvd.adapters.capture import is_compiled
 from ttvd.adapters.fit import fit_to_method
 from ttvd.adapters.speed import Precision
 from ttvd.bench.memory import watch_memory
@@ -74,7 +75,8 @@ def execute(spec: Spec, supply: Supply, progress: Callable[[int, int], None] | N
                 restrict=None if restriction is None else restriction.restrict,
             )
         taken = lent.correct_peak(min(spec.batch_size, len(order)), peak.bytes)
-    return Run(spec, record, _state_facts(spec, supply, order, started, taken))
+        compiled = is_compiled(lent.adapter)
+    return Run(spec, record, _state_facts(spec, supply, order, started, taken, compiled=compiled))
 
 
 def identify_adapter(spec: Spec) -> tuple[Hashable, ...]:
@@ -176,7 +178,9 @@ def _load(
             yield supply.apply(spec, domain, images, places)
 
 
-def _state_facts(spec: Spec, supply: Supply, order: Order, started: float, peak: int | None) -> Facts:
+def _state_facts(
+    spec: Spec, supply: Supply, order: Order, started: float, peak: int | None, *, compiled: bool
+) -> Facts:
     method = find_method(spec.method)
     times = spec.views * int(spec.parameters.get("steps") or 1)
     if spec.selection == "oracle":
@@ -185,7 +189,7 @@ def _state_facts(spec: Spec, supply: Supply, order: Order, started: float, peak:
         order=streams.order_hash(order),
         device=_name_device(supply.device),
         threads=torch.get_num_threads(),
-        versions=_list_versions() | ({"compiled": "inductor"} if supply.setting.compiled else {}),
+        versions=_list_versions() | ({"compiled": "inductor"} if compiled else {}),
         started=started,
         seconds=time.time() - started,
         peak=peak,

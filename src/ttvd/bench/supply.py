@@ -20,7 +20,7 @@ from ttvd.bench.setting import Setting
 from ttvd.bench.spec import CLEAN, Domain, Spec
 from ttvd.data.corruptions import corrupt
 from ttvd.data.sets import ClassMap, ImageFolder, ImageSet, find_classes, load_set
-from ttvd.models.find import find_source
+from ttvd.models.find import find_sites, find_source
 from ttvd.models.fingerprint import fingerprint
 from ttvd.models.sites import Sites
 from ttvd.models.zoo import Source
@@ -94,8 +94,10 @@ class Supply:
             return self.source(name).sites
         key = ("sites beside", name, share)
         if key not in self._made:
-            self._made[key] = find_source(name, folder=self.setting.checkpoints, fraction=share).sites
+            self._made[key] = find_sites(name, share, self.setting.checkpoints)
         found: Sites | None = self._made[key]
+        if found is not None:
+            found.check(self.source(name).model)
         return found
 
     def base(self, data: str, domain: Domain = Domain()) -> Images:  # noqa: B008 (it is frozen)

@@ -63,7 +63,7 @@ class FoldedConv(nn.Conv2d):
 
     def forward(self, input: Tensor) -> Tensor:
         """As ``nn.Conv2d``."""
-        even = input.ndim == 4 and not any(side % 2 for side in input.shape[2:])
+        even = input.ndim == 4 and len(input) > 0 and not any(side % 2 for side in input.shape[2:])
         if not (even and input.is_cuda and self.weight.dtype.itemsize == 2):
             return super().forward(input)
         assert not isinstance(self.padding, str)

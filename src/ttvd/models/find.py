@@ -8,15 +8,11 @@ from pathlib import Path
 from torch import nn
 
 from ttvd.models.sites import Sites
-from ttvd.models.zoo import Source, load, sites_path
+from ttvd.models.zoo import Source, checkpoint_folder, load, sites_path
 
 
 def find_source(
-    model: str,
-    weights: Path | None = None,
-    sites: Path | None = None,
-    folder: Path | None = None,
-    fraction: float = 1.0,
+    model: str, weights: Path | None = None, sites: Path | None = None, folder: Path | None = None
 ) -> Source:
     """Load a model and its sites.
 
@@ -27,19 +23,18 @@ def find_source(
         sites: File of the sites; those of the zoo entry unless given.
         folder: Where checkpoints are looked up by name, and the sites ``function.sites.safetensors`` of a function's
             model; the package's own unless given.
-        fraction: Share of the source data that the sites shall come from; there are none where no such file is.
     """
     if ":" in model and not Path(model).exists():
-        source = _with_sites(Source(_build(model, weights)), model, folder, fraction)
+        source = _with_sites(Source(_build(model, weights)), model, folder)
     elif weights is not None:
         raise ValueError("weights go with package.module:function; a checkpoint or a name has its own")
     elif model.endswith(".safetensors"):
         path = Path(model)
         if not path.is_file():
             raise FileNotFoundError(f"no checkpoint at {path}")
-        source = load(path.stem, path.parent, fraction=fraction)
+        source = load(path.stem, path.parent)
     else:
-        source = load(model, folder, fraction=fraction)
+        source = load(model, folder)
     if sites is None:
         return source
     found = Sites.load(sites)
@@ -47,9 +42,26 @@ def find_source(
     return Source(source.model, found, source.card)
 
 
-def _with_sites(source: Source, model: str, folder: Path | None, fraction: float) -> Source:
+def find_sites(model: str, fraction: float, folder: Path | None = None) -> Sites | None:
+    """The sites beside a model that were estimated from a share of its source data; None where there are none.
+
+    Args:
+        model: As in :func:`find_source`. A model whose norms are anchored is another one than that of the file.
+        fraction: The share.
+        folder: As in :func:`find_source`.
+    """
+    if ":" in model and not Path(model).exists():
+        path = None if folder is None else sites_path(folder, model.rpartition(":")[2], fraction)
+    elif model.endswith(".safetensors"):
+        path = sites_path(Path(model).parent, Path(model).stem, fraction)
+    else:
+        path = sites_path(checkpoint_folder(folder), model, fraction)
+    return Sites.load(path) if path is not None and path.is_file() else None
+
+
+def _with_sites(source: Source, model: str, folder: Path | None) -> Source:
     """With the sites called after the function, where the folder of checkpoints has them."""
-    beside = None if folder is None else sites_path(folder, model.rpartition(":")[2], fraction)
+    beside = None if folder is None else sites_path(folder, model.rpartition(":")[2])
     if beside is None or not beside.is_file():
         return source
     found = Sites.load(beside)

@@ -73,7 +73,7 @@ def following_stream(model: nn.Module, follow: bool = True) -> Iterator[None]:
             take_in(norms)
         finally:
             for norm, before in zip(norms, outer, strict=True):
-                norm.heard, norm.company = None, before
+                norm.heard, norm.company = (), before
                 if before is not None:
                     before.forget()  # what it knew of the averages
 

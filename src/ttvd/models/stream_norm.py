@@ -7,7 +7,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from ttvd.models.renorm import Known, Scales, find_moments, kernels_take, renormalise, rescale
 from ttvd.models.statistics import Statistics
-from ttvd.models.stream_pass import Company, Heard, share_of_batch, take_in
+from ttvd.models.stream_pass import Averages, Company, Heard, share_of_batch, take_in
 
 
 class Follower(nn.Module):
@@ -44,7 +44,7 @@ class StreamNorm(Follower, _BatchNorm):
     """
 
     rows_followed: Tensor
-    heard: Heard | None = None
+    heard: tuple[Heard, ...] = ()
     company: Company | None = None
 
     def __init__(self, layer: _BatchNorm, statistics: Statistics) -> None:
@@ -89,34 +89,42 @@ class StreamNorm(Follower, _BatchNorm):
 
     def _normalise_mixed(self, x: Tensor, running_mean: Tensor, running_var: Tensor) -> Tensor:
         again = _is_differentiating()  # activation checkpointing: a batch that was heard comes once more
-        if not again:
-            take_in([self])  # where a layer is used twice, the second time knows of the first
         batch_mean, batch_var = find_moments(x.detach() if self.statistics.renorm else x)
         dtype = batch_mean.dtype
-        share = self._share_of_batch(len(x), dtype)
-        mean, var = _mix([running_mean.to(dtype), running_var.to(dtype)], [batch_mean, batch_var], share)
+        known = self._know(running_mean, running_var, dtype, again)
+        share = self._share_of_batch(known.rows, len(x), dtype)
+        mean, var = _mix([known.mean, known.var], [batch_mean, batch_var], share)
         if self.following and self.statistics.follows and not (self.settled or again):
             # Until the pass is over: what a compiled graph wrote in place, its gradients might compute with once more.
+            new = Heard(mean.detach(), var.detach(), len(x))
             if torch.compiler.is_compiling():
                 # Not the averages: kernels that store them beside what gradients need are more than Triton 3.6 takes.
-                self.heard = Heard(batch_mean.detach(), batch_var.detach() + self.eps, len(x), mixed=False)
-            else:
-                self.heard = Heard(mean.detach(), var.detach(), len(x))
+                new = Heard(batch_mean.detach(), batch_var.detach() + self.eps, len(x), mixed=False)
+            self.heard = (*self.heard, new)
         weight, bias = (None if part is None else part.to(dtype) for part in (self.weight, self.bias))
         if not torch.is_grad_enabled():
             return F.batch_norm(x, mean, var, weight, bias, eps=self.eps)
-        known = Known(weight, bias, mean, var, batch_mean, batch_var, self.eps)
+        used = Known(weight, bias, mean, var, batch_mean, batch_var, self.eps)
         if self.statistics.renorm and kernels_take(x):
-            return renormalise(x, known, Scales() if self.company is None else self.company.scales)
-        return rescale(x, known)
+            return renormalise(x, used, Scales() if self.company is None else self.company.scales)
+        return rescale(x, used)
 
-    def _share_of_batch(self, rows: int, dtype: torch.dtype) -> Tensor | float:
+    def _know(self, mean: Tensor, var: Tensor, dtype: torch.dtype, again: bool) -> Averages:
+        """What is known before a batch: where a layer is used twice, the second time knows of the first."""
+        if not (again or torch.compiler.is_compiling()):
+            take_in([self])
+        rows = None if self.statistics.memory is None else self.rows_followed
+        known = Averages(mean.to(dtype), var.to(dtype), rows)
+        if torch.compiler.is_compiling():  # a graph writes nothing that it reads
+            for heard in self.heard:
+                known = known.follow(heard, self.statistics, self.eps)
+        return known
+
+    def _share_of_batch(self, followed: Tensor | None, rows: int, dtype: torch.dtype) -> Tensor | float:
         if self.settled and self.statistics.follows:
             return 0.0
-        if self.statistics.memory is None:
-            return 1.0 - self.statistics.source_share(rows)
-        if self.company is None or torch.compiler.is_compiling():
-            return share_of_batch([self], rows, dtype)[0]
+        if followed is None or self.company is None or torch.compiler.is_compiling():
+            return share_of_batch(self.statistics, followed, rows, dtype)
         return self.company.share(self, rows, dtype)
 
 

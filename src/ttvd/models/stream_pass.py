@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from ttvd.models.renorm import Scales
+from ttvd.models.statistics import Statistics
 
 if TYPE_CHECKING:
     from ttvd.models.stream_norm import StreamNorm
@@ -26,6 +27,40 @@ class Heard(NamedTuple):
     var: Tensor
     rows: int
     mixed: bool = True
+
+
+class Averages(NamedTuple):
+    """What a norm knows of the stream.
+
+    Attributes:
+        mean: (c,).
+        var: (c,).
+        rows: How many samples each channel has followed, (c,); None where that is not tracked.
+    """
+
+    mean: Tensor
+    var: Tensor
+    rows: Tensor | None
+
+    def follow(self, heard: Heard, policy: Statistics, eps: float) -> "Averages":
+        """What they become by a batch; what is not finite does not enter."""
+        mean, var = heard.mean, heard.var
+        if not heard.mixed:
+            share = share_of_batch(policy, self.rows, heard.rows, mean.dtype)
+            mean, var = torch.lerp(self.mean, mean, share), torch.lerp(self.var, var - eps, share)
+        fine = mean.isfinite() & var.isfinite()
+        rows = None if self.rows is None else self.rows + fine * heard.rows
+        return Averages(torch.where(fine, mean, self.mean), torch.where(fine, var, self.var), rows)
+
+
+def share_of_batch(
+    policy: Statistics, followed: Tensor | None, rows: int, dtype: torch.dtype
+) -> Tensor | float:
+    """Weight with which a batch enters averages, (c,) where they know how many samples they have ``followed``."""
+    if policy.memory is None or followed is None:
+        return 1.0 - policy.source_share(rows)
+    assert policy.count is not None
+    return rows / ((followed.to(dtype) + policy.count).clamp_max(policy.memory) + rows)
 
 
 class Company:
@@ -48,13 +83,13 @@ class Company:
         kind = (rows, dtype)
         if kind not in self._shares:
             # Of one that has heard a batch already, the averages are about to change.
-            alike = [other for other in self._norms if other.heard is None and _tracks_like(other, norm)]
-            shares = share_of_batch(alike, rows, dtype) if alike else ()
+            alike = [other for other in self._norms if not other.heard and _tracks_like(other, norm)]
+            shares = _shares(alike, rows, dtype) if alike else ()
             self._shares[kind] = {id(other): share for other, share in zip(alike, shares, strict=True)}
         found = self._shares[kind].get(id(norm))
         for known in self._shares.values():
             known.pop(id(norm), None)
-        return share_of_batch([norm], rows, dtype)[0] if found is None else found
+        return _shares([norm], rows, dtype)[0] if found is None else found
 
     def forget(self) -> None:
         """The averages have changed: weights must be computed anew."""
@@ -69,39 +104,41 @@ def _tracks_like(one: "StreamNorm", other: "StreamNorm") -> bool:
     )
 
 
-def share_of_batch(norms: Sequence["StreamNorm"], rows: int, dtype: torch.dtype) -> Sequence[Tensor]:
+def _shares(norms: Sequence["StreamNorm"], rows: int, dtype: torch.dtype) -> Sequence[Tensor]:
     """Weights (c,) with which a batch enters the averages of norms of one policy that tracks."""
-    return torch.split(_weigh(norms, rows, dtype), [len(norm.rows_followed) for norm in norms])
-
-
-def _weigh(norms: Sequence["StreamNorm"], rows: int, dtype: torch.dtype) -> Tensor:
-    policy = norms[0].statistics
-    assert policy.count is not None
-    assert policy.memory is not None
-    worth = torch.cat([norm.rows_followed for norm in norms]).to(dtype) + policy.count
-    return rows / (worth.clamp_max(policy.memory) + rows)
+    counts = [norm.rows_followed for norm in norms]
+    together = share_of_batch(norms[0].statistics, torch.cat(counts), rows, dtype)
+    assert isinstance(together, Tensor)
+    return torch.split(together, [len(count) for count in counts])
 
 
 @torch.no_grad()
 def take_in(norms: Iterable["StreamNorm"]) -> None:
-    """Let averages become what the norms have heard; what is not finite does not enter."""
-    groups: dict[tuple[Any, ...], list[tuple[StreamNorm, Heard]]] = {}
-    for norm in norms:
-        if (heard := norm.heard) is not None:
+    """Let averages become what the norms have heard, in the order in which they have."""
+    waiting = [(norm, norm.heard) for norm in norms if norm.heard]
+    for norm, _ in waiting:
+        norm.heard = ()
+    while waiting:
+        groups: dict[tuple[Any, ...], list[tuple[StreamNorm, Heard]]] = {}
+        for norm, (heard, *_) in waiting:
             kind = (heard.mean.dtype, heard.mean.device, heard.rows, heard.mixed, norm.eps, norm.statistics)
             groups.setdefault(kind, []).append((norm, heard))
-            norm.heard = None
-    for (dtype, _, rows, mixed, eps, policy), group in groups.items():
-        members, sizes = [norm for norm, _ in group], [len(heard.mean) for _, heard in group]
-        found = [torch.cat([heard.mean for _, heard in group]), torch.cat([heard.var for _, heard in group])]
-        buffers = [[norm.get_buffer(name) for norm in members] for name in ("running_mean", "running_var")]
-        old = [torch.cat(averages).to(dtype) for averages in buffers]
-        if not mixed:
-            found[1] = found[1] - eps
-            share = 1.0 - policy.source_share(rows) if policy.memory is None else _weigh(members, rows, dtype)
-            found = [torch.lerp(before, batch, share) for before, batch in zip(old, found, strict=True)]
-        fine = found[0].isfinite() & found[1].isfinite()
-        for averages, before, new in zip(buffers, old, found, strict=True):
-            torch._foreach_copy_(averages, list(torch.where(fine, new, before).split(sizes)))
-        if policy.memory is not None:
-            torch._foreach_add_([norm.rows_followed for norm in members], list((fine * rows).split(sizes)))
+        for group in groups.values():
+            _take_in(group)
+        waiting = [(norm, rest[1:]) for norm, rest in waiting if len(rest) > 1]
+
+
+def _take_in(group: Sequence[tuple["StreamNorm", Heard]]) -> None:
+    """Those of norms that are alike, together."""
+    first, heard = group[0]
+    dtype, sizes = heard.mean.dtype, [len(part.mean) for _, part in group]
+    names = ["running_mean", "running_var"] + ["rows_followed"] * (first.statistics.memory is not None)
+    buffers = [[norm.get_buffer(name) for norm, _ in group] for name in names]
+    mean, var, *rows = (torch.cat(parts) for parts in buffers)
+    told = heard._replace(
+        mean=torch.cat([part.mean for _, part in group]), var=torch.cat([part.var for _, part in group])
+    )
+    known = Averages(mean.to(dtype), var.to(dtype), rows[0] if rows else None)
+    for parts, new in zip(buffers, known.follow(told, first.statistics, first.eps), strict=False):
+        if new is not None:
+            torch._foreach_copy_(parts, list(new.split(sizes)))

@@ -27,7 +27,8 @@ class Source:
     card: Card | None = None
 
 
-def _folder(folder: str | os.PathLike[str] | None) -> Path:
+def checkpoint_folder(folder: str | os.PathLike[str] | None) -> Path:
+    """Where checkpoints are looked for: the package's own folder unless another is given."""
     if folder is not None:
         return Path(folder)
     return Path(str(resources.files("ttvd.models") / "checkpoints"))
@@ -51,7 +52,7 @@ def available(folder: str | os.PathLike[str] | None = None) -> list[str]:
         >>> isinstance(available(), list)
         True
     """
-    files = sorted(_folder(folder).glob("*.safetensors"))
+    files = sorted(checkpoint_folder(folder).glob("*.safetensors"))
     return [path.stem for path in files if not path.name.endswith(_SITES)]
 
 
@@ -76,7 +77,7 @@ def load(name: str, folder: str | os.PathLike[str] | None = None, *, fraction: f
         near = difflib.get_close_matches(name, names, n=3, cutoff=0.4)
         hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"there are: {names or 'none'}"
         raise ValueError(f"no checkpoint is called {name!r}; {hint}")
-    path = _folder(folder) / f"{name}.safetensors"
+    path = checkpoint_folder(folder) / f"{name}.safetensors"
     model, card = load_checkpoint(path)
     beside = sites_path(path.parent, name, fraction)
     sites = Sites.load(beside) if beside.is_file() else None

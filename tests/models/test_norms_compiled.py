@@ -1,0 +1,67 @@
+"""Norms that follow the stream, in compiled graphs: the same gradients and averages, though graphs write nothing."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from ttvd.models.norms import Statistics, apply_statistics, following_stream
+
+
+class Recurrent(nn.Module):
+    """A stem, and a block that is used twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.first = nn.Conv2d(1, 6, 3, padding=1), nn.BatchNorm2d(6, eps=1e-3)
+        self.block, self.second = nn.Conv2d(6, 6, 3, padding=1), nn.BatchNorm2d(6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(self.stem(x)).relu()
+        for _ in range(2):
+            x = (self.second(self.block(x)) + x).relu()
+        return x
+
+
+def make_net(policy: str) -> nn.Module:
+    numbers = torch.Generator().manual_seed(0)
+    net = Recurrent().double()
+    with torch.no_grad():
+        for tensor in (*net.parameters(), *net.buffers()):
+            if tensor.is_floating_point():
+                tensor.uniform_(0.5, 1.5, generator=numbers)
+    return apply_statistics(net, Statistics.parse(policy)).eval()
+
+
+def follow(net: nn.Module, x: Tensor, compiled: bool) -> list[Tensor]:
+    """Gradients of the parameters."""
+    graph: Any = torch.compile(net, backend="aot_eager", dynamic=False) if compiled else net
+    with following_stream(net):
+        out = graph(x)
+        weights = torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view_as(out)
+        return list(torch.autograd.grad((out.square() * weights).sum(), list(net.parameters())))
+
+
+@pytest.mark.filterwarnings("ignore")  # of the compiler's own
+@pytest.mark.parametrize("policy", ["momentum:0.1", "track:8:32", "track:8:32:renorm"])
+def test_a_norm_that_is_used_twice_has_the_same_gradients_and_averages(policy: str) -> None:
+    torch._dynamo.reset()
+    plain, fast = make_net(policy), make_net(policy)
+    for x in torch.rand(3, 5, 1, 6, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(1)):
+        for wanted, found in zip(follow(plain, x, False), follow(fast, x, True), strict=True):
+            torch.testing.assert_close(found, wanted, rtol=1e-8, atol=1e-9)
+    for (name, wanted), found in zip(plain.named_buffers(), fast.buffers(), strict=True):
+        torch.testing.assert_close(found, wanted, msg=name)
+    rows = dict(fast.named_buffers()).get("second.rows_followed")
+    assert rows is None or rows.tolist() == [30] * 6
+
+
+@pytest.mark.filterwarnings("ignore")  # of the compiler's own
+def test_what_is_not_finite_enters_no_average() -> None:
+    torch._dynamo.reset()
+    net = make_net("track:8:32:renorm")
+    before = {name: buffer.clone() for name, buffer in net.named_buffers()}
+    follow(net, torch.full((5, 1, 6, 6), torch.inf, dtype=torch.float64), compiled=True)
+    for name, buffer in net.named_buffers():
+        assert torch.equal(buffer, before[name]), name
