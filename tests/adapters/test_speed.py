@@ -14,8 +14,8 @@ from torch._functorch._aot_autograd.utils import make_boxed_func
 import ttvd
 from ttvd.adapters.agenda import Plan
 from ttvd.adapters.capture import find_obstacle
-from ttvd.adapters.flat import all_finite, keep_where
-from ttvd.adapters.speed import compile_once
+from ttvd.models.compiling import compile_once
+from ttvd.models.flat import all_finite, keep_where
 from ttvd.models.resnet import ResNet
 from ttvd.models.traits import Traits
 from ttvd.toy import make_world

@@ -9,13 +9,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from ttvd.models.faster import FoldedConv, PoolTwice, exchange_layers, fold_conv, pool_twice
+from ttvd.models.faster import (
+    FoldedConv,
+    FrozenConv,
+    PoolTwice,
+    _Frozen,
+    exchange_layers,
+    fold_conv,
+    pool_twice,
+)
+from ttvd.models.norms import Statistics, apply_statistics
 from ttvd.models.resnet_imagenet import resnet50
 
 NUMBERS = torch.Generator().manual_seed(4)
 
 
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 @given(
     channels=st.integers(1, 5),
     kernel=st.tuples(st.integers(1, 7), st.integers(1, 7)),
@@ -35,7 +44,7 @@ def test_a_folded_convolution_is_the_convolution(
     torch.testing.assert_close(fold_conv(x, weight, bias, padding), wanted, rtol=1e-10, atol=1e-10)
 
 
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 @given(
     kernel=st.integers(2, 4), stride=st.integers(1, 3), padding=st.integers(0, 1), values=st.integers(1, 5)
 )
@@ -58,7 +67,7 @@ def test_the_first_layers_of_a_resnet_are_exchanged_and_it_stays_what_it_was() -
     assert isinstance(fast.conv1, FoldedConv)
     assert isinstance(fast.maxpool, PoolTwice)
     kinds = [type(layer) for layer in fast.modules()]
-    assert (kinds.count(FoldedConv), kinds.count(PoolTwice)) == (1, 1)
+    assert [kinds.count(kind) for kind in (FoldedConv, FrozenConv, PoolTwice)] == [1, 52, 1]
     assert list(fast.state_dict()) == list(net.state_dict())
     x = torch.rand(2, 3, 32, 32, generator=NUMBERS)
     assert torch.equal(fast(x), net(x)), "on a CPU nothing changes"
@@ -82,10 +91,56 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("name", list(OTHERS))
-def test_other_layers_are_left_alone(name: str) -> None:
+def test_other_layers_compute_as_they_did(name: str) -> None:
     layer = copy.deepcopy(OTHERS[name])
     exchange_layers(nn.Sequential(layer))
-    assert type(layer) is type(OTHERS[name])
+    # Whatever has zeros around it may forget its input.
+    plain = isinstance(layer, nn.Conv2d) and layer.padding_mode == "zeros"
+    assert type(layer) is (FrozenConv if plain else type(OTHERS[name]))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    kernel=st.tuples(st.integers(1, 4), st.integers(1, 4)),
+    stride=st.tuples(st.integers(1, 3), st.integers(1, 3)),
+    padding=st.tuples(st.integers(0, 3), st.integers(0, 3)),
+    dilation=st.integers(1, 2),
+    groups=st.sampled_from([1, 2]),
+    side=st.tuples(st.integers(7, 12), st.integers(7, 12)),
+)
+def test_the_gradient_of_a_frozen_convolution_needs_no_input(
+    kernel: tuple[int, int],
+    stride: tuple[int, int],
+    padding: tuple[int, int],
+    dilation: int,
+    groups: int,
+    side: tuple[int, int],
+) -> None:
+    x = torch.randn(2, 4, *side, dtype=torch.float64, generator=NUMBERS).requires_grad_()
+    weight = torch.randn(6, 4 // groups, *kernel, dtype=torch.float64, generator=NUMBERS)
+    wanted = F.conv2d(x, weight, None, stride, padding, dilation, groups)
+    found = _Frozen.apply(x, weight, None, stride, padding, (dilation, dilation), groups)
+    assert torch.equal(found, wanted)
+    assert [tensor.shape for tensor in found.grad_fn.saved_tensors] == [weight.shape]
+    slope = torch.randn(wanted.shape, dtype=torch.float64, generator=NUMBERS)
+    torch.testing.assert_close(*(torch.autograd.grad(out, x, slope)[0] for out in (found, wanted)))
+
+
+@pytest.mark.parametrize("adapts", [False, True])
+def test_compiled_an_activation_is_kept_only_for_gradients_of_weights(adapts: bool) -> None:
+    torch.compiler.reset()
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 5, 3))
+    apply_statistics(net.eval(), Statistics.parse("track:8:32:renorm"))
+    net.requires_grad_(adapts)[1].requires_grad_()
+    twin, x = copy.deepcopy(net), torch.rand(2, 3, 8, 8, generator=NUMBERS).requires_grad_()
+    exchange_layers(net)
+    out, wanted = torch.compile(net, backend="aot_eager_decomp_partition", fullgraph=True)(x), twin(x)
+    torch.testing.assert_close(out, wanted)
+    active = twin[:3](x)
+    alike = [tensor for tensor in out.grad_fn.saved_tensors if tensor.shape == active.shape]
+    assert any(torch.allclose(tensor.to(active), active, atol=1e-5) for tensor in alike) == adapts
+    torch.testing.assert_close(*(torch.autograd.grad(each.square().sum(), x) for each in (out, wanted)))
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")

@@ -1,12 +1,16 @@
 """Norms that follow the stream, in compiled graphs: the same gradients and averages, though graphs write nothing."""
 
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from ttvd.models.norms import Statistics, apply_statistics, following_stream
+from ttvd.models.renorm import find_moments
 
 
 class Recurrent(nn.Module):
@@ -65,3 +69,24 @@ def test_what_is_not_finite_enters_no_average() -> None:
     follow(net, torch.full((5, 1, 6, 6), torch.inf, dtype=torch.float64), compiled=True)
     for name, buffer in net.named_buffers():
         assert torch.equal(buffer, before[name]), name
+
+
+@given(
+    far=st.floats(-30, 30),
+    spread=st.floats(1e-3, 1e3),
+    seed=st.integers(0, 99),
+    shape=st.sampled_from([(64, 5), (4, 5, 9), (8, 5, 6, 6)]),
+)
+@settings(deadline=None, max_examples=60)
+def test_moments_about_another_mean_are_those_of_the_batch(
+    far: float, spread: float, seed: int, shape: tuple[int, ...]
+) -> None:
+    """Single precision, a mean that is up to 30 deviations away: three digits are left, more than bfloat16 has."""
+    x = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)) * spread + 0.3
+    near = torch.full((5,), 0.3 + far * spread)
+    with patch("torch.compiler.is_compiling", lambda: True):
+        mean, var = find_moments(x.float(), near)
+    var_wanted, mean_wanted = torch.var_mean(x, [0, *range(2, x.ndim)], correction=0)
+    torch.testing.assert_close(mean.double(), mean_wanted, rtol=1e-5, atol=1e-4 * spread)
+    torch.testing.assert_close(var.double(), var_wanted, rtol=2e-3, atol=0.0)
+    assert (var >= 0).all()

@@ -14,12 +14,12 @@ from torch import Tensor, nn
 
 from ttvd.adapters.agenda import Agenda, Plan
 from ttvd.adapters.capture import Steps
-from ttvd.adapters.flat import all_finite, copy_all, keep_where
-from ttvd.adapters.frozen import add_frozen, check_state, drop_frozen, find_changing
+from ttvd.adapters.frozen import add_frozen, check_state, drop_frozen, find_changing, lay_out
 from ttvd.adapters.inputs import check_inputs, check_logits
-from ttvd.adapters.speed import Precision, choose_dtype, compile_network, eager_networks, prepare_network
+from ttvd.adapters.speed import Precision, choose_dtype, eager_networks, prepare_network
 from ttvd.geometry.precision import upcast
 from ttvd.models.anchors import Anchors, anchor_norms, need_anchors
+from ttvd.models.flat import all_finite, copy_all, keep_where
 from ttvd.models.norms import (
     Statistics,
     Which,
@@ -148,10 +148,10 @@ class Adapter(nn.Module):
         self._precision = choose_dtype(precision, self.probe.dtype) or self._precision
         self.compiled = self.compiled or compile
         for name in self.networks:
-            network = self.get_submodule(name)
-            prepare_network(network, self._precision, channels_last, exact=name in self.exact)
-            if compile:
-                compile_network(network)
+            network, exact = self.get_submodule(name), name in self.exact
+            prepare_network(network, self._precision, channels_last, exact=exact, compile=compile)
+        if compile:
+            lay_out(self)
         return self
 
     def output(self, x: Tensor) -> Tensor:

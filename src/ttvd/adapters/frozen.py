@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from ttvd.models.flat import lay_together
+
 if TYPE_CHECKING:
     from ttvd.adapters.base import Adapter
 
@@ -25,6 +27,14 @@ def find_changing(adapter: Adapter) -> dict[str, Tensor]:
         if name in adapter._averages or not (name in passing or name.split(".")[0] in adapter.networks)
     }
     return parameters | buffers
+
+
+def lay_out(adapter: Adapter) -> None:
+    """Put what may change side by side in memory: parameters, and then buffers, those of one name together."""
+    own = find_changing(adapter)
+    buffers = [(name.rpartition(".")[2], buffer) for name, buffer in adapter.named_buffers() if name in own]
+    buffers.sort(key=lambda pair: pair[0])
+    lay_together([*(p for p in adapter.parameters() if p.requires_grad), *(buffer for _, buffer in buffers)])
 
 
 def drop_frozen(adapter: Adapter, state: dict[str, Any], prefix: str, _: Any) -> None:

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from ttvd.adapters.base import Adapter, Timing
-from ttvd.adapters.flat import all_finite
 from ttvd.adapters.objectives import differentiate
 from ttvd.adapters.optim import build_optimizer
 from ttvd.models.anchors import Anchors
+from ttvd.models.flat import all_finite
 from ttvd.models.norms import Statistics, Which, following_stream, freeze_layers, settled_stream
 
 
@@ -93,7 +93,8 @@ class GradientAdapter(Adapter):
         with torch.enable_grad():
             step = self.loss(x)
             gradients = differentiate(step.loss, parameters)
-        self.optimizer.step(parameters, gradients, step.kept * all_finite(step.loss))
+        gate = step.kept * all_finite(step.loss)
+        self.optimizer.step(parameters, gradients, gate, self.compiled)
         self.kept.copy_(step.kept.detach())
         return step
 

@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from ttvd.adapters.flat import all_finite
 from ttvd.geometry.precision import upcast
+from ttvd.models.flat import all_finite
 from ttvd.models.norms import Follower
 
 SCALE = 0.1

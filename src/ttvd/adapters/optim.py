@@ -10,7 +10,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from ttvd.adapters.flat import all_finite, flatten, unflatten
+from ttvd.models.compiling import compile_once
+from ttvd.models.flat import all_finite, find_runs, flatten, unflatten
 
 
 class GatedOptimizer(nn.Module):
@@ -33,20 +34,35 @@ class GatedOptimizer(nn.Module):
         raise NotImplementedError
 
     @torch.no_grad()
-    def step(self, parameters: Sequence[Tensor], gradients: Sequence[Tensor | None], gate: Tensor) -> None:
-        """Move the parameters in place if ``gate``, a scalar, is above 0 and every gradient finite."""
+    def step(
+        self,
+        parameters: Sequence[Tensor],
+        gradients: Sequence[Tensor | None],
+        gate: Tensor,
+        compiled: bool = False,
+    ) -> None:
+        """Move the parameters in place if ``gate``, a scalar, is above 0 and every gradient finite.
+
+        Where steps are ``compiled``, so is what lies between gathering gradients and moving parameters.
+        """
         pieces = [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, gradients, strict=True)]
         gradient = flatten(pieces).to(next(self.buffers()).dtype)
+        apply_gate = type(self)._apply_gate
+        move = (compile_once(apply_gate) if compiled else apply_gate)(self, gradient, gate)
+        # One kernel for all of them, where a loop would have one for each.
+        runs = find_runs(parameters)
+        torch._foreach_sub_(runs, unflatten(move, runs), alpha=self.lr)
+        # Autocast keeps half-precision copies of weights until its block ends; these are old now.
+        torch.clear_autocast_cache()
+
+    def _apply_gate(self, gradient: Tensor, gate: Tensor) -> Tensor:
+        """The step to subtract, before the learning rate: zeros where the gate is closed; slots move with it."""
         open_ = (gate > 0) & all_finite(gradient)
         step, slots = self.direction(gradient)
         for name, new in slots.items():
             slot = self.get_buffer(name)
-            torch.where(open_, new, slot, out=slot)
-        move = torch.where(open_, step, 0.0)
-        # One kernel for all of them, where a loop would have one for each.
-        torch._foreach_sub_(list(parameters), unflatten(move, parameters), alpha=self.lr)
-        # Autocast keeps half-precision copies of weights until its block ends; these are old now.
-        torch.clear_autocast_cache()
+            slot.copy_(torch.where(open_, new, slot))
+        return torch.where(open_, step, 0.0)
 
 
 class GatedSGD(GatedOptimizer):

@@ -8,11 +8,11 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from ttvd.adapters.base import Timing
-from ttvd.adapters.flat import flatten, keep_where
 from ttvd.adapters.gradient import GradientAdapter, Step
 from ttvd.adapters.objectives import differentiate, entropy, mean_over
 from ttvd.adapters.registry import register
 from ttvd.geometry.precision import upcast
+from ttvd.models.flat import flatten, keep_where
 from ttvd.models.norms import Statistics
 
 LAST_LAYERS = ("layer4", "blocks.9", "blocks.10", "blocks.11", "norm")

@@ -1,23 +1,19 @@
 """What may be changed in a network for the sake of speed, in the adapter's own copy of it."""
 
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
-from typing import Literal, ParamSpec, TypeVar, get_args
+from typing import Literal, get_args
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
+from ttvd.models.compiling import allow_graphs
 from ttvd.models.faster import exchange_layers
 from ttvd.models.split import SplitModel, split
 
 Precision = Literal["float32", "bfloat16"]
-GRAPHS = 128
-"""Settings and sizes of batches for which one function is compiled in a process."""
-P = ParamSpec("P")
-R = TypeVar("R")
 
 
 def choose_dtype(precision: Precision, own: torch.dtype) -> torch.dtype | None:
@@ -40,7 +36,9 @@ class PreciseLinear(nn.Linear):
             return F.linear(input.to(self.weight.dtype), self.weight, self.bias)
 
 
-def prepare_network(network: nn.Module, dtype: torch.dtype | None, channels_last: bool, exact: bool) -> None:
+def prepare_network(
+    network: nn.Module, dtype: torch.dtype | None, channels_last: bool, *, exact: bool, compile: bool
+) -> None:
     """Make the weights of a network fit for a type and a layout, in place; the parameters get new storage.
 
     Args:
@@ -50,6 +48,7 @@ def prepare_network(network: nn.Module, dtype: torch.dtype | None, channels_last
         channels_last: Store the channels of images together, as the tensor cores of GPUs want them. Convolutions
             whose weights are stored so give their output the same layout.
         exact: The frozen weights are used as numbers too, and must not be rounded.
+        compile: Let ``torch.compile`` fuse what lies between the convolutions; the last layer stays as it is.
     """
     if dtype is not None:
         head = _keep_head(network)
@@ -60,30 +59,17 @@ def prepare_network(network: nn.Module, dtype: torch.dtype | None, channels_last
     if channels_last:
         for parameter in (p for p in network.parameters() if p.ndim == 4):
             parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
+    if compile:
+        _compile_network(network)
 
 
-def compile_network(network: nn.Module) -> None:
-    """Let ``torch.compile`` fuse what lies between the convolutions; the last layer stays as it is."""
+def _compile_network(network: nn.Module) -> None:
     exchange_layers(network)
     _keep_head(network)
     _hide_heads()
     inner = network.model if isinstance(network, SplitModel) else network
-    _allow_graphs()
+    allow_graphs()
     inner.compile(dynamic=False)
-
-
-@cache
-def compile_once(function: Callable[P, R]) -> Callable[P, R]:
-    """What ``torch.compile`` makes of a function that is not a network's, for all who use it."""
-    _allow_graphs()
-    return torch.compile(function, dynamic=False)
-
-
-def _allow_graphs() -> None:
-    """Let one function have as many graphs as a table has settings; beyond eight, torch would not compile, silently."""
-    from torch._dynamo import config
-
-    config.recompile_limit = max(config.recompile_limit, GRAPHS)
 
 
 def is_of_compiler(error: Exception) -> bool:

@@ -5,10 +5,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ttvd.adapters.base import Adapter
-from ttvd.adapters.flat import all_finite
 from ttvd.adapters.registry import register
 from ttvd.adapters.supports import FeatureSupports
 from ttvd.geometry.precision import full_precision
+from ttvd.models.flat import all_finite
 from ttvd.models.norms import Statistics
 from ttvd.models.split import SplitModel, split
 

@@ -5,12 +5,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ttvd.adapters.base import Adapter, Timing
-from ttvd.adapters.flat import all_finite, copy_all, keep_where
 from ttvd.adapters.jury import Jury, divergence
 from ttvd.adapters.objectives import differentiate
 from ttvd.adapters.optim import build_optimizer
 from ttvd.adapters.registry import register
 from ttvd.adapters.supports import FeatureSupports
+from ttvd.models.flat import all_finite, copy_all, keep_where
 from ttvd.models.norms import Statistics
 from ttvd.models.split import SplitModel, split
 

@@ -13,12 +13,12 @@ from ttvd.adapters.need import Need
 from ttvd.adapters.objectives import entropy, imbalance, log_posteriors, log_rotations, mean_over, soft_ratio
 from ttvd.adapters.registry import register
 from ttvd.adapters.sameness import Sameness
-from ttvd.adapters.speed import compile_once
 from ttvd.adapters.tempering import Tempering
 from ttvd.adapters.ttvd_options import check_answer, check_choice, check_full_step, check_terms, choose_need
 from ttvd.adapters.ttvd_presets import PRESETS
 from ttvd.geometry import Diagram, agreement, distances, kept_fraction, view_scores
 from ttvd.geometry.prior import shift_weights
+from ttvd.models.compiling import compile_once
 from ttvd.models.norms import Statistics
 from ttvd.models.sites import Sites
 from ttvd.models.split import SplitModel, split
@@ -235,7 +235,8 @@ class TTVD(GradientAdapter):
         if self.views == 1:
             z, logits = self.model.features_and_logits(x)
             return z[None], logits[None]
-        z, logits = self.model.features_and_logits(rotate(x, self.views))
+        turn = compile_once(rotate) if self.compiled else rotate
+        z, logits = self.model.features_and_logits(turn(x, self.views))
         return z.unflatten(0, (self.views, -1)), logits.unflatten(0, (self.views, -1))
 
     def _scores(self, z: Tensor, logits: Tensor, structure: Structure) -> Tensor:

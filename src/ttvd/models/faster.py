@@ -1,5 +1,7 @@
 """Layers that compute the same as torch's, in a form that GPUs and compilers are quicker with."""
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -71,6 +73,64 @@ class FoldedConv(nn.Conv2d):
         return fold_conv(input, self.weight, self.bias, (high, wide))
 
 
+class _Frozen(torch.autograd.Function):
+    """A convolution that has gradients by its input alone, which do not depend on the input."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        stride: tuple[int, ...],
+        padding: tuple[int, ...],
+        dilation: tuple[int, ...],
+        groups: int,
+    ) -> Tensor:
+        ctx.save_for_backward(weight)
+        ctx.settings, ctx.groups, ctx.sides = (stride, padding, dilation), groups, x.shape[2:]
+        return F.conv2d(x, weight, bias, stride, padding, dilation, groups)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        (weight,) = ctx.saved_tensors
+        sides = zip(ctx.sides, gradient.shape[2:], weight.shape[2:], *ctx.settings, strict=True)
+        # What strides leave over at the end of a side: windows do not reach it.
+        beyond = [
+            side - ((size - 1) * stride - 2 * zeros + dilation * (kernel - 1) + 1)
+            for side, size, kernel, stride, zeros, dilation in sides
+        ]
+        by_x = torch.ops.aten.convolution(gradient, weight, None, *ctx.settings, True, beyond, ctx.groups)
+        return by_x, *[None] * 6
+
+
+class FrozenConv(nn.Conv2d):
+    """A convolution; compiled, and where its weights do not adapt, it does not keep its input.
+
+    torch would keep it for the gradients of weights, and then every activation before it reads it twice in the backward
+    pass: it need not, as what the norm before that has kept says the same.
+    """
+
+    @classmethod
+    def takes(cls, layer: nn.Module) -> bool:
+        """Whether it can stand for a layer."""
+        return (
+            type(layer) is nn.Conv2d and layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
+        )
+
+    def forward(self, input: Tensor) -> Tensor:
+        """As ``nn.Conv2d``."""
+        adapts = any(part is not None and part.requires_grad for part in (self.weight, self.bias))
+        kind = input.device.type
+        cast = torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind) != input.dtype
+        if adapts or cast or input.dtype != self.weight.dtype or not torch.compiler.is_compiling():
+            return super().forward(input)
+        found: Tensor = _Frozen.apply(  # type: ignore[no-untyped-call]
+            *(input, self.weight, self.bias, self.stride, self.padding, self.dilation, self.groups)
+        )
+        return found
+
+
 def pool_twice(x: Tensor, kernel: int, stride: int, padding: int) -> Tensor:
     """The maxima of square windows: along rows, and of these along columns.
 
@@ -117,6 +177,6 @@ class PoolTwice(nn.MaxPool2d):
 def exchange_layers(network: nn.Module) -> None:
     """Let layers of a network compute in the quicker form, in place; parameters and names stay."""
     for layer in network.modules():
-        for kind in (FoldedConv, PoolTwice):
+        for kind in (FoldedConv, FrozenConv, PoolTwice):
             if kind.takes(layer):
                 layer.__class__ = kind

@@ -113,11 +113,43 @@ class _Renorm(torch.autograd.Function):
         return by_x if wanted[0] else None, by_weight, by_bias if biased else None, None, None
 
 
+class _Fused(torch.autograd.Function):
+    """The same, in operations that compilers fuse; ``kept`` is (4, c): mean and 1 / std of the batch, and used ones."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, kept: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight, kept)
+        _, _, mean, invstd = kept
+        out = (_cast(x, kept.dtype) - _spread(mean, x)) * _spread(weight * invstd, x) + _spread(bias, x)
+        return _cast(out, x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, kept = ctx.saved_tensors
+        batch_mean, batch_invstd, mean, invstd = kept
+        over, values = [0, *range(2, x.ndim)], x.numel() // x.shape[1]
+        wide, centred = _cast(gradient, kept.dtype), _cast(x, kept.dtype) - _spread(batch_mean, x)
+        by_bias, by_scale = wide.sum(over), (wide * centred).sum(over)
+        pulled = _spread(by_bias / values, x) + centred * _spread(
+            by_scale * batch_invstd.square() / values, x
+        )
+        by_x = _cast((wide - pulled) * _spread(weight * invstd, x), x.dtype)
+        return by_x, invstd * (by_scale + (batch_mean - mean) * by_bias), by_bias, None
+
+
+def _cast(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """As ``x.to``, which the compiler of torch 2.11 loses gradients at where there is nothing to do."""
+    return x if x.dtype == dtype else x.to(dtype)
+
+
+def _spread(channels: Tensor, x: Tensor) -> Tensor:
+    """Numbers (c,) in a shape that goes with (b, c, ...)."""
+    return channels.view(1, -1, *[1] * (x.ndim - 2))
+
+
 def kernels_take(x: Tensor) -> bool:
     """Whether :func:`renormalise` takes a tensor: its kernels have statistics in float32 or better."""
-    return not torch.compiler.is_compiling() and (
-        x.is_cuda or (x.device.type == "cpu" and x.dtype.itemsize >= 4)
-    )
+    return torch.compiler.is_compiling() or x.is_cuda or (x.device.type == "cpu" and x.dtype.itemsize >= 4)
 
 
 def renormalise(x: Tensor, known: Known, scales: Scales) -> Tensor:
@@ -128,10 +160,23 @@ def renormalise(x: Tensor, known: Known, scales: Scales) -> Tensor:
         known: Of the norm and the batch.
         scales: Those of the pass.
     """
+    if torch.compiler.is_compiling():
+        return _fuse(x, known)
     # Detached: else what the gradients need would keep the graph alive that keeps them.
     weight, bias = (None if part is None else part.detach() for part in (known.weight, known.bias))
     fixed = known._replace(weight=weight, bias=bias)
     found: Tensor = _Renorm.apply(x, known.weight, known.bias, fixed, scales)  # type: ignore[no-untyped-call]
+    return found
+
+
+def _fuse(x: Tensor, known: Known) -> Tensor:
+    weight = torch.ones_like(known.mean) if known.weight is None else known.weight
+    bias = torch.zeros_like(known.mean) if known.bias is None else known.bias
+    invstds = [torch.rsqrt(var + known.eps) for var in (known.batch_var, known.var)]
+    # Put together, for that is what a compiler saves for gradients. Single numbers it would rather compute once more,
+    # for every element, and of averages that have changed by then.
+    kept = torch.stack([known.batch_mean, invstds[0], known.mean, invstds[1]])
+    found: Tensor = _Fused.apply(x, weight, bias, kept)  # type: ignore[no-untyped-call]
     return found
 
 
@@ -172,10 +217,18 @@ class _Moments(torch.autograd.Function):
         return torch.addcmul(shift.view(shape), x, slope.view(shape), out=torch.empty_like(x))
 
 
-def find_moments(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and biased variance (c,) of the channels, in float32 or better."""
+def find_moments(x: Tensor, near: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and biased variance (c,) of the channels, in float32 or better.
+
+    Args:
+        x: (b, c, ...).
+        near: Means (c,) that are not many deviations away, as those of earlier batches: of squares about them, sums
+            are enough. What is exact about any number, and what compilers take for a variance, has a division for every
+            element, which takes a GPU longer than to read it.
+    """
     if x.device.type in ("cpu", "cuda") and not torch.compiler.is_compiling():
         return _Moments.apply(x)  # type: ignore[no-untyped-call,no-any-return]
-    wide = x.float() if x.dtype.itemsize < 4 else x
-    var, mean = torch.var_mean(wide, [0, *range(2, x.ndim)], correction=0)
-    return mean, var
+    over = [0, *range(2, x.ndim)]
+    apart = x.to(near.dtype) - _spread(near, x)
+    mean, square = apart.mean(over), apart.square().mean(over)
+    return near + mean, (square - mean.square()).clamp_min(0.0)

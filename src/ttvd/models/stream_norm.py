@@ -89,9 +89,9 @@ class StreamNorm(Follower, _BatchNorm):
 
     def _normalise_mixed(self, x: Tensor, running_mean: Tensor, running_var: Tensor) -> Tensor:
         again = _is_differentiating()  # activation checkpointing: a batch that was heard comes once more
-        batch_mean, batch_var = find_moments(x.detach() if self.statistics.renorm else x)
-        dtype = batch_mean.dtype
+        dtype = x.dtype if x.dtype.itemsize >= 4 else torch.float32
         known = self._know(running_mean, running_var, dtype, again)
+        batch_mean, batch_var = find_moments(x.detach() if self.statistics.renorm else x, known.mean)
         share = self._share_of_batch(known.rows, len(x), dtype)
         mean, var = _mix([known.mean, known.var], [batch_mean, batch_var], share)
         if self.following and self.statistics.follows and not (self.settled or again):

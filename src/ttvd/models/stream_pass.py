@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ttvd.models.compiling import compile_once
+from ttvd.models.flat import find_runs, join_runs
 from ttvd.models.renorm import Scales
 from ttvd.models.statistics import Statistics
 
@@ -131,14 +133,17 @@ def take_in(norms: Iterable["StreamNorm"]) -> None:
 def _take_in(group: Sequence[tuple["StreamNorm", Heard]]) -> None:
     """Those of norms that are alike, together."""
     first, heard = group[0]
-    dtype, sizes = heard.mean.dtype, [len(part.mean) for _, part in group]
+    dtype = heard.mean.dtype
     names = ["running_mean", "running_var"] + ["rows_followed"] * (first.statistics.memory is not None)
-    buffers = [[norm.get_buffer(name) for norm, _ in group] for name in names]
-    mean, var, *rows = (torch.cat(parts) for parts in buffers)
+    buffers = [find_runs([norm.get_buffer(name) for norm, _ in group]) for name in names]
+    mean, var, *rows = (join_runs(runs) for runs in buffers)
     told = heard._replace(
         mean=torch.cat([part.mean for _, part in group]), var=torch.cat([part.var for _, part in group])
     )
     known = Averages(mean.to(dtype), var.to(dtype), rows[0] if rows else None)
-    for parts, new in zip(buffers, known.follow(told, first.statistics, first.eps), strict=False):
+    follow = (
+        Averages.follow if heard.mixed else compile_once(Averages.follow)
+    )  # they come of a compiled network
+    for runs, new in zip(buffers, follow(known, told, first.statistics, first.eps), strict=False):
         if new is not None:
-            torch._foreach_copy_(parts, list(new.split(sizes)))
+            torch._foreach_copy_(runs, list(new.split([len(run) for run in runs])))

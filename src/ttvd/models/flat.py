@@ -22,6 +22,41 @@ def unflatten(vector: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
     return [part.view(tensor.shape) for part, tensor in zip(parts, like, strict=True)]
 
 
+def find_runs(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Tensors, but those that follow each other in memory as they do here as one vector, which is a view of them.
+
+    Example:
+        >>> whole = torch.arange(5.0)
+        >>> [run.tolist() for run in find_runs([whole[:2], whole[2:4].view(2, 1), torch.ones(1)])]
+        [[0.0, 1.0, 2.0, 3.0], [1.0]]
+    """
+    starts: list[tuple[Tensor, int]] = []
+    end = None
+    for tensor in tensors:
+        place = (tensor.untyped_storage().data_ptr(), tensor.dtype, tensor.storage_offset())
+        if place == end and tensor.is_contiguous():
+            starts[-1] = (starts[-1][0], starts[-1][1] + tensor.numel())
+        else:
+            starts.append((tensor, tensor.numel()))
+        end = (*place[:2], place[2] + tensor.numel()) if tensor.is_contiguous() else None
+    alone = [(start.detach(), start.numel() == size, size) for start, size in starts]
+    return [start if single else start.as_strided([size], [1]) for start, single, size in alone]
+
+
+def lay_together(tensors: Sequence[Tensor]) -> None:
+    """Give tensors of one type and device one piece of memory, in their order; their values stay.
+
+    Only such as have one dimension and whole blocks of 16 bytes, as kernels want them to begin.
+    """
+    groups: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
+    for tensor in tensors:
+        if tensor.ndim == 1 and tensor.numel() and not tensor.numel() * tensor.itemsize % 16:
+            groups.setdefault((tensor.dtype, tensor.device), []).append(tensor)
+    for group in groups.values():
+        for tensor, part in zip(group, unflatten(flatten([t.detach() for t in group]), group), strict=True):
+            tensor.data = part
+
+
 def all_finite(tensor: Tensor) -> Tensor:
     """Whether every element is a finite number, as a scalar tensor.
 
@@ -40,13 +75,18 @@ def copy_all(tensors: Sequence[Tensor]) -> list[Tensor]:
     """Copies of tensors; those of one type and device share their memory."""
     copies = list(tensors)
     groups: dict[tuple[torch.dtype, torch.device], list[int]] = {}
-    for i, tensor in enumerate(tensors):
-        groups.setdefault((tensor.dtype, tensor.device), []).append(i)
+    for i in _by_place(tensors):
+        groups.setdefault((tensors[i].dtype, tensors[i].device), []).append(i)
     for indices in groups.values():
         chosen = [tensors[i] for i in indices]
-        for i, copy in zip(indices, unflatten(flatten(chosen), chosen), strict=True):
+        for i, copy in zip(indices, unflatten(flatten(find_runs(chosen)), chosen), strict=True):
             copies[i] = copy
     return copies
+
+
+def _by_place(tensors: Sequence[Tensor]) -> list[int]:
+    """Numbers of tensors in the order in which they lie in memory."""
+    return sorted(range(len(tensors)), key=lambda i: tensors[i].data_ptr())
 
 
 @torch.no_grad()
@@ -63,7 +103,8 @@ def keep_where(condition: Tensor, tensors: Sequence[Tensor], others: Sequence[Te
         [1.0, 1.0]
     """
     groups: dict[torch.dtype, list[tuple[Tensor, Tensor]]] = {}
-    for tensor, other in zip(tensors, others, strict=True):
+    for i in _by_place(tensors):
+        tensor, other = tensors[i], others[i]
         if tensor.device != condition.device:
             continue
         if tensor.shape != other.shape or tensor.dtype != other.dtype:
@@ -71,6 +112,11 @@ def keep_where(condition: Tensor, tensors: Sequence[Tensor], others: Sequence[Te
         else:
             groups.setdefault(tensor.dtype, []).append((tensor, other))
     for pairs in groups.values():
-        own, theirs = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
-        chosen = torch.where(condition, flatten(own), flatten(theirs))
+        own, theirs = (find_runs(part) for part in zip(*pairs, strict=True))
+        chosen = torch.where(condition, join_runs(own), join_runs(theirs))
         torch._foreach_copy_(own, unflatten(chosen, own))
+
+
+def join_runs(runs: Sequence[Tensor]) -> Tensor:
+    """All of :func:`find_runs` as one vector, to be read: a view where it is one already."""
+    return runs[0].reshape(-1) if len(runs) == 1 else flatten(runs)
