@@ -1,0 +1,22 @@
+"""The tool that makes the checkpoints: its recipes are those on the cards of the shipped ones."""
+
+import json
+from dataclasses import asdict
+
+import pytest
+from tools import train_cifar as tool
+
+from ttvd.models.zoo import load
+
+
+@pytest.mark.parametrize("data", ["cifar10", "cifar100"])
+@pytest.mark.parametrize("kind", list(tool.KINDS))
+def test_shipped_checkpoints_come_of_the_recipes(data: str, kind: str) -> None:
+    card = load(f"resnet26-{data}-{kind}").card
+    assert card is not None
+    recipe = tool.make_recipe(data, kind, None)
+    assert json.loads(json.dumps(asdict(recipe))) == card.recipe
+    shorter = tool.make_recipe(data, kind, 3)
+    assert recipe.differences(json.loads(json.dumps(asdict(shorter)))) == [
+        f"epochs (stored 3, now {recipe.epochs})"
+    ]
