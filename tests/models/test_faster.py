@@ -1,6 +1,7 @@
 """Layers in a quicker form: the same numbers, gradients and names."""
 
 import copy
+from typing import Any
 
 import pytest
 import torch
@@ -141,6 +142,33 @@ def test_compiled_an_activation_is_kept_only_for_gradients_of_weights(adapts: bo
     alike = [tensor for tensor in out.grad_fn.saved_tensors if tensor.shape == active.shape]
     assert any(torch.allclose(tensor.to(active), active, atol=1e-5) for tensor in alike) == adapts
     torch.testing.assert_close(*(torch.autograd.grad(each.square().sum(), x) for each in (out, wanted)))
+
+
+CASES = {
+    "bias": (nn.Conv2d(3, 4, 3), True, torch.float32, (2, 3, 6, 6)),
+    "same size": (nn.Conv2d(3, 4, 3, padding="same"), False, torch.float32, (2, 3, 6, 6)),
+    "one image": (nn.Conv2d(3, 4, 3), False, torch.float32, (3, 6, 6)),
+    "autocast": (nn.Conv2d(3, 4, 3), False, torch.bfloat16, (2, 3, 6, 6)),
+}
+
+
+@pytest.mark.parametrize("case", list(CASES))
+def test_what_a_frozen_convolution_does_not_take_is_computed_as_ever(case: str) -> None:
+    torch.compiler.reset()
+    layer, biased, autocast, shape = CASES[case]
+    layer = copy.deepcopy(layer).requires_grad_(False)
+    assert layer.bias is not None
+    layer.bias.requires_grad_(biased)
+    net, x = nn.Sequential(copy.deepcopy(layer)), torch.rand(shape, generator=NUMBERS).requires_grad_()
+    exchange_layers(net)
+    compiled = torch.compile(net, backend="aot_eager", fullgraph=True)
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast == torch.bfloat16):
+        found, wanted = compiled(x), layer(x)
+    assert found.dtype == wanted.dtype == autocast
+    torch.testing.assert_close(found, wanted)
+    pairs: list[Any] = [(found, net[0]), (wanted, layer)]
+    gradients = [torch.autograd.grad(out.square().sum(), [x, *[own.bias] * biased]) for out, own in pairs]
+    torch.testing.assert_close(*gradients)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")

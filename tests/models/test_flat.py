@@ -14,7 +14,7 @@ KINDS = [torch.float32, torch.float64, torch.int64]
 def draw_tensors(sizes: list[int], kinds: list[int]) -> list[Tensor]:
     numbers = torch.arange(100.0)
     return [
-        numbers[7 * i : 7 * i + size].to(KINDS[kind])
+        numbers[7 * i : 7 * i + size].clone().to(KINDS[kind])
         for i, (size, kind) in enumerate(zip(sizes, kinds, strict=False))
     ]
 
@@ -60,6 +60,44 @@ def test_only_neighbours_of_one_type_are_joined() -> None:
         *(list(range(8)), [8.0, 9.0, 10.0, 11.0], [8.0, 9.0, 10.0, 11.0], [8.0, 9.0, 10.0, 11.0]),
         *([0.0, 2.0, 4.0, 6.0], []),
     ]
+
+
+def test_strides_and_types_part_what_seems_to_follow() -> None:
+    whole = torch.arange(12.0)
+    assert len(find_runs([whole[:4], whole[4:12:2]])) == 2
+    assert len(find_runs([whole[0:8:2], whole[4:8]])) == 2, "four numbers, but they end at the seventh"
+    assert len(find_runs([whole[:4], whole.view(torch.int32)[4:8]])) == 2
+    assert not any(run.requires_grad for run in find_runs([nn.Parameter(whole), whole]))
+
+
+def test_what_lies_together_is_one_run_in_any_order() -> None:
+    tensors = [torch.full((8,), float(i)) for i in range(4)]
+    lay_together(tensors)
+    copies = copy_all(tensors[::-1])[::-1]
+    assert len(find_runs(copies)) == 1
+    assert [copy[0].item() for copy in copies] == [0.0, 1.0, 2.0, 3.0]
+
+
+def test_other_devices_stay_apart_and_untouched() -> None:
+    here, there = torch.ones(4), torch.ones(4, device="meta")
+    assert not lay_together([here, there])
+    keep_where(torch.tensor(False), [there, here], [torch.zeros(4, device="meta"), torch.zeros(4)])
+    assert here.tolist() == [0.0] * 4
+    assert there.device.type == "meta"
+
+
+def test_nothing_moves_twice() -> None:
+    tensors = [torch.rand(4), torch.rand(8)]
+    assert lay_together(tensors)
+    assert not lay_together(tensors)
+
+
+@pytest.mark.parametrize("size", [2, 6, 3])
+def test_only_whole_blocks_of_16_bytes_are_moved(size: int) -> None:
+    odd = torch.rand(size)
+    place = odd.data_ptr()
+    lay_together([torch.rand(4), odd, torch.rand(4)])
+    assert odd.data_ptr() == place
 
 
 def test_parameters_keep_their_names_and_gradients() -> None:

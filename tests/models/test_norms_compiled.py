@@ -90,3 +90,29 @@ def test_moments_about_another_mean_are_those_of_the_batch(
     torch.testing.assert_close(mean.double(), mean_wanted, rtol=1e-5, atol=1e-4 * spread)
     torch.testing.assert_close(var.double(), var_wanted, rtol=2e-3, atol=0.0)
     assert (var >= 0).all()
+
+
+@pytest.mark.filterwarnings("ignore")  # of the compiler's own
+def test_half_precision_goes_in_and_out_and_gradients_are_right() -> None:
+    torch._dynamo.reset()
+    norms: list[Any] = [make_net("track:8:32:renorm").float().first for _ in range(2)]
+    net, twin = norms
+    x = torch.randn(8, 6, 5, 5, generator=torch.Generator().manual_seed(3)).bfloat16().requires_grad_()
+    weights = torch.linspace(-1, 1, x.numel()).view_as(x)
+    found, wanted = torch.compile(net, backend="aot_eager", fullgraph=True)(x), twin(x.float())
+    assert found.dtype == torch.bfloat16
+    torch.testing.assert_close(found.float(), wanted, rtol=1e-2, atol=1e-2)
+    gradients = [
+        torch.autograd.grad((out.float() * weights).sum(), [x, of.weight, of.bias])
+        for out, of in ((found, net), (wanted, twin))
+    ]
+    torch.testing.assert_close(*gradients, rtol=2e-2, atol=2e-2)
+
+
+def test_no_variance_is_below_zero() -> None:
+    """Equal values, far from the averages: what sums leave of their squares may have any sign."""
+    numbers = torch.rand(40, generator=torch.Generator().manual_seed(5)) * 100
+    with patch("torch.compiler.is_compiling", lambda: True):
+        _, var = find_moments(numbers.expand(300, 40), torch.zeros(40))
+    assert (var >= 0).all()
+    assert (var < 0.01).all()

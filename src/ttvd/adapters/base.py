@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ttvd.adapters.agenda import Agenda, Plan
 from ttvd.adapters.capture import Steps
-from ttvd.adapters.frozen import add_frozen, check_state, drop_frozen, find_changing, lay_out
+from ttvd.adapters.frozen import add_frozen, check_state, drop_frozen, find_changing
 from ttvd.adapters.inputs import check_inputs, check_logits
 from ttvd.adapters.speed import Precision, choose_dtype, eager_networks, prepare_network
 from ttvd.geometry.precision import upcast
@@ -147,11 +147,10 @@ class Adapter(nn.Module):
         """
         self._precision = choose_dtype(precision, self.probe.dtype) or self._precision
         self.compiled = self.compiled or compile
-        for name in self.networks:
-            network, exact = self.get_submodule(name), name in self.exact
-            prepare_network(network, self._precision, channels_last, exact=exact, compile=compile)
-        if compile:
-            lay_out(self)
+        with torch.inference_mode(False):
+            for name in self.networks:
+                network, exact = self.get_submodule(name), name in self.exact
+                prepare_network(network, self._precision, channels_last, exact=exact, compile=compile)
         return self
 
     def output(self, x: Tensor) -> Tensor:

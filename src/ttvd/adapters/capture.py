@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ttvd.adapters.agenda import Plan, send
+from ttvd.adapters.frozen import lay_out
 from ttvd.adapters.speed import eager_networks, is_of_compiler
 from ttvd.models.graphs import capturing, refusing_to_wait
 from ttvd.models.traits import Traits, has_hooks
@@ -77,6 +78,9 @@ class Steps:
             self._remember(key, None)
             return out
         if (recording := self._shapes[key]) is None:
+            if adapter.compiled and lay_out(adapter):
+                self.forget()  # of other shapes: their graphs know the old places
+                self._check_traits(adapter, x.device.type)
 
             def go() -> tuple[Recording | None, Tensor]:
                 new = self._record(adapter, x, plan) if wanted else None

@@ -29,12 +29,18 @@ def find_changing(adapter: Adapter) -> dict[str, Tensor]:
     return parameters | buffers
 
 
-def lay_out(adapter: Adapter) -> None:
-    """Put what may change side by side in memory: parameters, and then buffers, those of one name together."""
+def lay_out(adapter: Adapter) -> bool:
+    """Put what may change side by side in memory: parameters, and then buffers, those of one name together.
+
+    Returns:
+        Whether something has been moved.
+    """
     own = find_changing(adapter)
     buffers = [(name.rpartition(".")[2], buffer) for name, buffer in adapter.named_buffers() if name in own]
     buffers.sort(key=lambda pair: pair[0])
-    lay_together([*(p for p in adapter.parameters() if p.requires_grad), *(buffer for _, buffer in buffers)])
+    return lay_together(
+        [*(p for p in adapter.parameters() if p.requires_grad), *(buffer for _, buffer in buffers)]
+    )
 
 
 def drop_frozen(adapter: Adapter, state: dict[str, Any], prefix: str, _: Any) -> None:
@@ -42,6 +48,11 @@ def drop_frozen(adapter: Adapter, state: dict[str, Any], prefix: str, _: Any) ->
     for key in set(state) - {prefix + name for name in adapter._changing()}:
         if key.startswith(prefix):
             del state[key]
+    for key, tensor in state.items():
+        # What lies side by side would be pickled with all of its neighbours.
+        own = isinstance(tensor, Tensor) and not tensor.requires_grad and key.startswith(prefix)
+        if own and tensor.untyped_storage().nbytes() > tensor.nbytes:
+            state[key] = tensor.clone()
 
 
 def add_frozen(adapter: Adapter, state: dict[str, Any], prefix: str, *_: Any) -> None:

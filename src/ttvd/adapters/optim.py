@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ttvd.models.compiling import compile_once
-from ttvd.models.flat import all_finite, find_runs, flatten, unflatten
+from ttvd.models.flat import all_finite, find_runs, flatten, note_change, unflatten
 
 
 class GatedOptimizer(nn.Module):
@@ -52,6 +52,7 @@ class GatedOptimizer(nn.Module):
         # One kernel for all of them, where a loop would have one for each.
         runs = find_runs(parameters)
         torch._foreach_sub_(runs, unflatten(move, runs), alpha=self.lr)
+        note_change(parameters)
         # Autocast keeps half-precision copies of weights until its block ends; these are old now.
         torch.clear_autocast_cache()
 

@@ -183,7 +183,10 @@ class TTVD(GradientAdapter):
         """Answer, objective over the kept samples, known rotations of all, and balance of the batch."""
         judge, follow = type(self)._judge, type(self)._follow
         if self.compiled:  # apart: what one writes in place is no part of the other's gradients
-            judge, follow = compile_once(judge), compile_once(follow)
+            judge = compile_once(judge)
+            follow = (
+                compile_once(follow) if x.is_cuda else follow
+            )  # on a CPU, writes to single numbers get lost
         answer, loss, share, soft, rotations = judge(self, *self._look(x))
         return Step(answer, loss * follow(self, soft, rotations), share)
 
@@ -232,12 +235,9 @@ class TTVD(GradientAdapter):
 
     def _look(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Features (v, b, d) and logits (v, b, outputs) of the views."""
-        if self.views == 1:
-            z, logits = self.model.features_and_logits(x)
-            return z[None], logits[None]
         turn = compile_once(rotate) if self.compiled else rotate
-        z, logits = self.model.features_and_logits(turn(x, self.views))
-        return z.unflatten(0, (self.views, -1)), logits.unflatten(0, (self.views, -1))
+        z, logits = self.model.features_and_logits(x if self.views == 1 else turn(x, self.views))
+        return z.unflatten(0, (self.views, len(x))), logits.unflatten(0, (self.views, len(x)))
 
     def _scores(self, z: Tensor, logits: Tensor, structure: Structure) -> Tensor:
         """Class scores (b, k), up to a number that all classes of an image share."""

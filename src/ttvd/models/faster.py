@@ -123,7 +123,8 @@ class FrozenConv(nn.Conv2d):
         adapts = any(part is not None and part.requires_grad for part in (self.weight, self.bias))
         kind = input.device.type
         cast = torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind) != input.dtype
-        if adapts or cast or input.dtype != self.weight.dtype or not torch.compiler.is_compiling():
+        plain = input.ndim == 4 and input.dtype == self.weight.dtype and not (adapts or cast)
+        if not (plain and torch.compiler.is_compiling()):
             return super().forward(input)
         found: Tensor = _Frozen.apply(  # type: ignore[no-untyped-call]
             *(input, self.weight, self.bias, self.stride, self.padding, self.dilation, self.groups)

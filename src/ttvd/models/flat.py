@@ -43,18 +43,23 @@ def find_runs(tensors: Sequence[Tensor]) -> list[Tensor]:
     return [start if single else start.as_strided([size], [1]) for start, single, size in alone]
 
 
-def lay_together(tensors: Sequence[Tensor]) -> None:
+def lay_together(tensors: Sequence[Tensor]) -> bool:
     """Give tensors of one type and device one piece of memory, in their order; their values stay.
 
     Only such as have one dimension and whole blocks of 16 bytes, as kernels want them to begin.
+
+    Returns:
+        Whether any has been moved.
     """
     groups: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
     for tensor in tensors:
         if tensor.ndim == 1 and tensor.numel() and not tensor.numel() * tensor.itemsize % 16:
             groups.setdefault((tensor.dtype, tensor.device), []).append(tensor)
-    for group in groups.values():
+    apart = [group for group in groups.values() if len(find_runs(group)) > 1]
+    for group in apart:
         for tensor, part in zip(group, unflatten(flatten([t.detach() for t in group]), group), strict=True):
             tensor.data = part
+    return bool(apart)
 
 
 def all_finite(tensor: Tensor) -> Tensor:
@@ -112,9 +117,20 @@ def keep_where(condition: Tensor, tensors: Sequence[Tensor], others: Sequence[Te
         else:
             groups.setdefault(tensor.dtype, []).append((tensor, other))
     for pairs in groups.values():
-        own, theirs = (find_runs(part) for part in zip(*pairs, strict=True))
-        chosen = torch.where(condition, join_runs(own), join_runs(theirs))
-        torch._foreach_copy_(own, unflatten(chosen, own))
+        own, theirs = zip(*pairs, strict=True)
+        write_runs(own, torch.where(condition, join_runs(find_runs(own)), join_runs(find_runs(theirs))))
+
+
+def write_runs(tensors: Sequence[Tensor], vector: Tensor) -> None:
+    """Let tensors have the numbers of a vector, one after the other, in place."""
+    runs = find_runs(tensors)
+    torch._foreach_copy_(runs, unflatten(vector, runs))
+    note_change(tensors)
+
+
+def note_change(tensors: Sequence[Tensor]) -> None:
+    """Tell autograd of a write to :func:`find_runs` of tensors, of which it sees the first alone."""
+    torch.autograd.graph.increment_version(list(tensors))
 
 
 def join_runs(runs: Sequence[Tensor]) -> Tensor:

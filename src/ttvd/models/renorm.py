@@ -226,9 +226,12 @@ def find_moments(x: Tensor, near: Tensor) -> tuple[Tensor, Tensor]:
             are enough. What is exact about any number, and what compilers take for a variance, has a division for every
             element, which takes a GPU longer than to read it.
     """
-    if x.device.type in ("cpu", "cuda") and not torch.compiler.is_compiling():
-        return _Moments.apply(x)  # type: ignore[no-untyped-call,no-any-return]
     over = [0, *range(2, x.ndim)]
+    if not torch.compiler.is_compiling():
+        if x.device.type in ("cpu", "cuda"):
+            return _Moments.apply(x)  # type: ignore[no-untyped-call,no-any-return]
+        var, mean = torch.var_mean(x.to(near.dtype), over, correction=0)
+        return mean, var
     apart = x.to(near.dtype) - _spread(near, x)
     mean, square = apart.mean(over), apart.square().mean(over)
     return near + mean, (square - mean.square()).clamp_min(0.0)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ttvd.models.compiling import compile_once
-from ttvd.models.flat import find_runs, join_runs
+from ttvd.models.flat import find_runs, join_runs, write_runs
 from ttvd.models.renorm import Scales
 from ttvd.models.statistics import Statistics
 
@@ -135,8 +135,8 @@ def _take_in(group: Sequence[tuple["StreamNorm", Heard]]) -> None:
     first, heard = group[0]
     dtype = heard.mean.dtype
     names = ["running_mean", "running_var"] + ["rows_followed"] * (first.statistics.memory is not None)
-    buffers = [find_runs([norm.get_buffer(name) for norm, _ in group]) for name in names]
-    mean, var, *rows = (join_runs(runs) for runs in buffers)
+    buffers = [[norm.get_buffer(name) for norm, _ in group] for name in names]
+    mean, var, *rows = (join_runs(find_runs(parts)) for parts in buffers)
     told = heard._replace(
         mean=torch.cat([part.mean for _, part in group]), var=torch.cat([part.var for _, part in group])
     )
@@ -144,6 +144,6 @@ def _take_in(group: Sequence[tuple["StreamNorm", Heard]]) -> None:
     follow = (
         Averages.follow if heard.mixed else compile_once(Averages.follow)
     )  # they come of a compiled network
-    for runs, new in zip(buffers, follow(known, told, first.statistics, first.eps), strict=False):
+    for parts, new in zip(buffers, follow(known, told, first.statistics, first.eps), strict=False):
         if new is not None:
-            torch._foreach_copy_(runs, list(new.split([len(run) for run in runs])))
+            write_runs(parts, new)
