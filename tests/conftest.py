@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import settings
 
 _stubs: list[torch.library.Library] = []
 
@@ -28,6 +29,10 @@ def _mend_torchvision() -> None:
 
 _mend_torchvision()
 torch.set_num_threads(1)
+settings.register_profile(
+    "patient", deadline=None
+)  # how long a case takes says more of the machine than of the code
+settings.load_profile("patient")
 
 
 @pytest.fixture(autouse=True)

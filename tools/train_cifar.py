@@ -41,7 +41,7 @@ def make_card(data: str, kind: str, classes: int) -> Card:
 
 
 def make_recipe(data: str, kind: str, epochs: int | None) -> Recipe:
-    """TTAB's augmentation, batch and weight decay; one cycle of a larger learning rate needs fewer epochs."""
+    """TTAB's augmentation, batch and, but for ``OTHERS``, decay; one cycle of a larger rate needs fewer epochs."""
     usual = Recipe(
         objective=kind if kind in ("sla", "rotation") else "plain",
         epochs=EPOCHS[kind],

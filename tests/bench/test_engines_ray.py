@@ -17,6 +17,11 @@ from ttvd.bench.setting import Setting
 ROOT = Path(__file__).parents[2]
 
 
+def find_deaths(events: list[Event]) -> list[Event]:
+    """Notes of workers that died; on a busy machine others say that there is no room yet."""
+    return [event for event in events if isinstance(event, Noted) and "worker process has died" in event.text]
+
+
 @pytest.mark.slow
 def test_the_rows_are_those_of_any_engine_and_a_killed_worker_costs_nothing_but_time(
     monkeypatch: pytest.MonkeyPatch,
@@ -31,7 +36,7 @@ def test_the_rows_are_those_of_any_engine_and_a_killed_worker_costs_nothing_but_
     fails = replace(specs[0], method="nonsense")
     events: list[Event] = []
     for event in RayEngine(jobs=1, prepare=prepare_slow).run([fails, *specs], Setting(), shared):
-        if isinstance(event, Advanced) and event.key == specs[1].key and not kinds(events, Noted):
+        if isinstance(event, Advanced) and event.key == specs[1].key and not find_deaths(events):
             worker = next(e.worker for e in reversed(events) if isinstance(e, Started))
             os.kill(int(worker.split()[-1]), signal.SIGKILL)
         events.append(event)
@@ -42,8 +47,7 @@ def test_the_rows_are_those_of_any_engine_and_a_killed_worker_costs_nothing_but_
     [broken] = [event for event in events if isinstance(event, Broken)]
     assert broken.key == fails.key
     assert "no method is called 'nonsense'" in broken.text
-    [note] = [event for event in events if isinstance(event, Noted)]
-    assert "worker process has died" in note.text
+    assert len(find_deaths(events)) == 1
     assert [event.key for event in events if isinstance(event, Started)] == [
         fails.key, specs[0].key, specs[1].key, specs[1].key,
     ]  # fmt: skip
