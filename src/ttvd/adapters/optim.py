@@ -52,7 +52,7 @@ class GatedOptimizer(nn.Module):
         # One kernel for all of them, where a loop would have one for each.
         runs = find_runs(parameters)
         torch._foreach_sub_(runs, unflatten(move, runs), alpha=self.lr)
-        note_change(parameters)
+        note_change(parameters, runs)
         # Autocast keeps half-precision copies of weights until its block ends; these are old now.
         torch.clear_autocast_cache()
 

@@ -31,16 +31,26 @@ def find_runs(tensors: Sequence[Tensor]) -> list[Tensor]:
         [[0.0, 1.0, 2.0, 3.0], [1.0]]
     """
     starts: list[tuple[Tensor, int]] = []
-    end = None
+    end: int | None = None
     for tensor in tensors:
-        place = (tensor.untyped_storage().data_ptr(), tensor.dtype, tensor.storage_offset())
-        if place == end and tensor.is_contiguous():
+        place, solid = tensor.data_ptr(), tensor.is_contiguous()
+        if place == end and solid and _share_storage(starts[-1][0], tensor):
             starts[-1] = (starts[-1][0], starts[-1][1] + tensor.numel())
         else:
             starts.append((tensor, tensor.numel()))
-        end = (*place[:2], place[2] + tensor.numel()) if tensor.is_contiguous() else None
-    alone = [(start.detach(), start.numel() == size, size) for start, size in starts]
-    return [start if single else start.as_strided([size], [1]) for start, single, size in alone]
+        end = place + tensor.nbytes if solid else None
+    return [
+        (start.detach() if start.requires_grad else start)
+        if start.numel() == size
+        else start.detach().as_strided([size], [1])
+        for start, size in starts
+    ]
+
+
+def _share_storage(one: Tensor, other: Tensor) -> bool:
+    """Whether one view can cover both: neighbours may be so by accident."""
+    same = one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
+    return same and one.dtype == other.dtype
 
 
 def lay_together(tensors: Sequence[Tensor]) -> bool:
@@ -125,12 +135,13 @@ def write_runs(tensors: Sequence[Tensor], vector: Tensor) -> None:
     """Let tensors have the numbers of a vector, one after the other, in place."""
     runs = find_runs(tensors)
     torch._foreach_copy_(runs, unflatten(vector, runs))
-    note_change(tensors)
+    note_change(tensors, runs)
 
 
-def note_change(tensors: Sequence[Tensor]) -> None:
-    """Tell autograd of a write to :func:`find_runs` of tensors, of which it sees the first alone."""
-    torch.autograd.graph.increment_version(list(tensors))
+def note_change(tensors: Sequence[Tensor], runs: Sequence[Tensor]) -> None:
+    """Tell autograd of a write to the runs of tensors, of which it sees the first of each alone."""
+    if len(runs) < len(tensors):
+        torch.autograd.graph.increment_version(list(tensors))
 
 
 def join_runs(runs: Sequence[Tensor]) -> Tensor:
