@@ -184,9 +184,8 @@ class TTVD(GradientAdapter):
         judge, follow = type(self)._judge, type(self)._follow
         if self.compiled:  # apart: what one writes in place is no part of the other's gradients
             judge = compile_once(judge)
-            follow = (
-                compile_once(follow) if x.is_cuda else follow
-            )  # on a CPU, writes to single numbers get lost
+            # On a CPU, compiled writes to single numbers get lost.
+            follow = compile_once(follow) if x.is_cuda else follow
         answer, loss, share, soft, rotations = judge(self, *self._look(x))
         return Step(answer, loss * follow(self, soft, rotations), share)
 

@@ -39,12 +39,8 @@ def find_runs(tensors: Sequence[Tensor]) -> list[Tensor]:
         else:
             starts.append((tensor, tensor.numel()))
         end = place + tensor.nbytes if solid else None
-    return [
-        (start.detach() if start.requires_grad else start)
-        if start.numel() == size
-        else start.detach().as_strided([size], [1])
-        for start, size in starts
-    ]
+    found = [(start.detach() if start.requires_grad else start, size) for start, size in starts]
+    return [start if start.numel() == size else start.as_strided([size], [1]) for start, size in found]
 
 
 def _share_storage(one: Tensor, other: Tensor) -> bool:
@@ -128,12 +124,12 @@ def keep_where(condition: Tensor, tensors: Sequence[Tensor], others: Sequence[Te
             groups.setdefault(tensor.dtype, []).append((tensor, other))
     for pairs in groups.values():
         own, theirs = zip(*pairs, strict=True)
-        write_runs(own, torch.where(condition, join_runs(find_runs(own)), join_runs(find_runs(theirs))))
+        runs = find_runs(own)
+        write_runs(own, runs, torch.where(condition, join_runs(runs), join_runs(find_runs(theirs))))
 
 
-def write_runs(tensors: Sequence[Tensor], vector: Tensor) -> None:
-    """Let tensors have the numbers of a vector, one after the other, in place."""
-    runs = find_runs(tensors)
+def write_runs(tensors: Sequence[Tensor], runs: list[Tensor], vector: Tensor) -> None:
+    """Let tensors, and their runs, have the numbers of a vector, one after the other, in place."""
     torch._foreach_copy_(runs, unflatten(vector, runs))
     note_change(tensors, runs)
 

@@ -148,7 +148,7 @@ def _spread(channels: Tensor, x: Tensor) -> Tensor:
 
 
 def kernels_take(x: Tensor) -> bool:
-    """Whether :func:`renormalise` takes a tensor: its kernels have statistics in float32 or better."""
+    """Whether :func:`renormalise` takes a tensor: kernels have statistics in float32 or better, compilers make any."""
     return torch.compiler.is_compiling() or x.is_cuda or (x.device.type == "cpu" and x.dtype.itemsize >= 4)
 
 

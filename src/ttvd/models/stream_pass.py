@@ -136,14 +136,15 @@ def _take_in(group: Sequence[tuple["StreamNorm", Heard]]) -> None:
     dtype = heard.mean.dtype
     names = ["running_mean", "running_var"] + ["rows_followed"] * (first.statistics.memory is not None)
     buffers = [[norm.get_buffer(name) for norm, _ in group] for name in names]
-    mean, var, *rows = (join_runs(find_runs(parts)) for parts in buffers)
+    runs = [find_runs(parts) for parts in buffers]
+    mean, var, *rows = map(join_runs, runs)
     told = heard._replace(
         mean=torch.cat([part.mean for _, part in group]), var=torch.cat([part.var for _, part in group])
     )
     known = Averages(mean.to(dtype), var.to(dtype), rows[0] if rows else None)
-    follow = (
-        Averages.follow if heard.mixed else compile_once(Averages.follow)
-    )  # they come of a compiled network
-    for parts, new in zip(buffers, follow(known, told, first.statistics, first.eps), strict=False):
+    # What is not mixed comes of a compiled network.
+    follow = Averages.follow if heard.mixed else compile_once(Averages.follow)
+    averages = follow(known, told, first.statistics, first.eps)
+    for parts, places, new in zip(buffers, runs, averages, strict=False):
         if new is not None:
-            write_runs(parts, new)
+            write_runs(parts, places, new)
