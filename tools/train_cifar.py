@@ -4,8 +4,8 @@
 
 Three models of one architecture, TTAB's ResNet-26, for each of CIFAR-10 and CIFAR-100: label augmentation (what TTVD
 needs), class and rotation heads together (what TTT needs, and what all k-way baselines use in TTAB), and
-instance-aware norms (what NOTE needs). Every tenth training image is held out; the test images are looked at once,
-for the card. Killed and started again, it goes on after the last finished epoch.
+instance-aware norms (what NOTE needs; with a rotation head too on CIFAR-10). Every tenth training image is held out;
+the test images are looked at once, for the card. Killed and started again, it goes on after the last finished epoch.
 """
 
 import argparse
@@ -23,9 +23,10 @@ from ttvd.source.produce import produce
 KINDS = {"sla": "batch", "rotation": "batch", "instance-aware": "instance-aware"}
 EPOCHS = {"sla": 100, "rotation": 80, "instance-aware": 80}
 # The four hundred joint labels of CIFAR-100 are more than the network can learn by heart: they want longer training and
-# less decay. Instance-aware norms learn more slowly.
+# less decay. Instance-aware norms learn more slowly, and on CIFAR-10 alone they stay below 92 % without rotations.
 OTHERS: dict[tuple[str, str], dict[str, Any]] = {
     ("cifar100", "sla"): {"epochs": 150, "weight_decay": 3e-4},
+    ("cifar10", "instance-aware"): {"objective": "rotation", "epochs": 160, "weight_decay": 3e-4},
     ("cifar100", "instance-aware"): {"epochs": 180},
 }
 FRACTIONS = (1.0, 0.1, 0.05, 0.01)
@@ -34,10 +35,11 @@ STATISTICS = {"cifar100": {"mean": [0.5071, 0.4865, 0.4409], "std": [0.2673, 0.2
 
 
 def make_card(data: str, kind: str, classes: int) -> Card:
-    head_views = 4 if kind == "sla" else 1
+    objective = make_recipe(data, kind, None).objective
+    head_views = 4 if objective == "sla" else 1
     arguments = {"num_classes": classes * head_views, "norm": KINDS[kind], **STATISTICS.get(data, {})}
     words = f"{data.upper().replace('CIFAR', 'CIFAR-')}, 45,000 of the 50,000 training images"
-    return Card("resnet26", arguments, head_views, kind == "rotation", data=words)
+    return Card("resnet26", arguments, head_views, objective == "rotation", data=words)
 
 
 def make_recipe(data: str, kind: str, epochs: int | None) -> Recipe:
