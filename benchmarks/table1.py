@@ -8,8 +8,9 @@
 the setting of the last iterate (neither oracle nor validation runs), through the planning and the loop that make every
 table; in this process, or with `--jobs` by several. *run*: TTVD with its defaults over 15 x 10,000 images in four
 views, metrics included: as 15 runs that each start afresh, and as one stream of 15 corruptions. Corruptions are made on
-the device and count. Lines whose checkpoint or source data are missing are left out and named; methods without a need
-of their own use the label-augmented model where the plain one is missing, which costs the same.
+the device; in *table* that counts, in *run* it is told apart, as is compiling. Lines whose checkpoint or source data
+are missing are left out and named; methods without a need of their own use the label-augmented model where the plain
+one is missing, which costs the same.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The tool that makes the checkpoints: its recipes are those on the cards of the shipped ones."""
 
 import json
-from dataclasses import asdict, replace
+from dataclasses import asdict
 
 import pytest
 from tools import train_cifar as tool
@@ -17,7 +17,8 @@ def test_shipped_checkpoints_come_of_the_recipes(data: str, kind: str) -> None:
     recipe = tool.make_recipe(data, kind, None)
     assert json.loads(json.dumps(asdict(recipe))) == card.recipe
     made = tool.make_card(data, kind, {"cifar10": 10, "cifar100": 100}[data])
-    assert made == replace(card, recipe={}, seed=None, accuracy_one_view=None, accuracy_four_views=None)
+    told = asdict(card)
+    assert all(told[name] == value for name, value in asdict(made).items() if value not in (None, {}))
     shorter = tool.make_recipe(data, kind, 3)
     assert recipe.differences(json.loads(json.dumps(asdict(shorter)))) == [
         f"epochs (stored 3, now {recipe.epochs})"

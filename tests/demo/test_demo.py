@@ -90,6 +90,11 @@ def test_training_goes_on_after_a_kill(tmp_path: Path) -> None:
     assert torch.equal(whole.sites.means, cut.sites.means)
     assert whole.sites.temperatures == cut.sites.temperatures
     assert not list((tmp_path / "cut").glob("*.training"))
+    assert whole.card is not None
+    assert whole.card == cut.card
+    for accuracy in (whole.card.held_out_one_view, whole.card.held_out_four_views):
+        assert accuracy is not None
+        assert accuracy > 0.5
     train_source(plan, tmp_path / "cut", progress=lambda epoch: seen.append(epoch.number))
     assert seen == [2]
 

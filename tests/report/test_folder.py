@@ -91,7 +91,7 @@ def test_numbers_are_those_of_the_rows(folder: Path) -> None:
     assert "TTT (error): it prints 21.3" in text
 
 
-def test_above_each_table_stands_how_it_was_made(folder: Path) -> None:
+def test_above_each_table_and_picture_stands_how_it_was_made(folder: Path) -> None:
     fake = FakeStore(("sizes", SIZES), batches=3)
     for number, (key, run) in enumerate(list(fake.runs.items())):
         if number % 2:
@@ -100,10 +100,12 @@ def test_above_each_table_stands_how_it_was_made(folder: Path) -> None:
     pack(folder, "sizes", SIZES, fake)
     write_results(folder)
     text = (folder / "sizes.md").read_text(encoding="utf-8")
-    tables = [part for part in text.split("\n## ")[1:] if "|---" in part]
+    parts = text.split("\n## ")[1:]
+    tables, pictures = ([part for part in parts if mark in part] for mark in ("|---", "!["))
     assert len(tables) > 8
-    for part in tables:
-        before = part.partition("|---")[0]
+    assert len(pictures) > 1
+    for part in tables + pictures:
+        before = re.split(r"\|---|!\[", part)[0]
         assert "> `ttvd bench recipes/sizes.toml --store out/sizes.db --device cuda --compile`" in before
         assert "Seeds: 0, 1." in before
         assert "digits, corruptions: generated with CIFAR-10-C's constants" in before

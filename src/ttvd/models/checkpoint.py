@@ -44,6 +44,8 @@ class Card:
         seed: Seed of the training.
         accuracy_one_view: Clean accuracy in [0, 1] on the upright image.
         accuracy_four_views: Clean accuracy with the four views aggregated, for an SLA classifier.
+        held_out_one_view: As ``accuracy_one_view``, on held-out training images: what recipes are compared by.
+        held_out_four_views: As ``accuracy_four_views``, on the same.
 
     Example:
         >>> card = Card("resnet26", {"num_classes": 40}, head_views=4, data="CIFAR-10, 50,000 images")
@@ -60,6 +62,8 @@ class Card:
     seed: int | None = None
     accuracy_one_view: float | None = None
     accuracy_four_views: float | None = None
+    held_out_one_view: float | None = None
+    held_out_four_views: float | None = None
 
 
 def build_model(card: Card) -> nn.Module:

@@ -1,4 +1,4 @@
-"""The results of a study as a Markdown document; above each table stands how its numbers were made."""
+"""The results of a study as a Markdown document; above each table and picture stands how its numbers were made."""
 
 from __future__ import annotations
 
@@ -60,16 +60,16 @@ def tell_results(results: Results, printed: Printed | None = None) -> tuple[str,
 
 
 def draw_pictures(results: Results, duels: Sequence[Duel]) -> dict[str, tuple[str, bytes]]:
-    """By name of the file: what a picture shows, and its SVG."""
+    """By name of the file: what a picture shows, of which runs, and its SVG."""
     name, lines = results.study.recipe.name, pick_lines(results)
-    choice = explain_choice(results, lines)
+    choice, made = explain_choice(results, lines), tell_rows(results, results.all_runs())
     drawn = {
         "conditions": ("Error by condition", BY_CONDITION + choice, draw_conditions(results, lines)),
         "curves": ("Along the stream", CURVES + choice, draw_curves(results, lines)),
         "paired": ("Paired differences", DIFFERENCES, draw_duels(duels, lines, results)),
     }
     return {
-        f"{name}-{kind}.svg": (f"## {title}\n\n{text}", to_svg(figure, MADE))
+        f"{name}-{kind}.svg": (f"## {title}\n\n{made}\n\n{text}", to_svg(figure, MADE))
         for kind, (title, text, figure) in drawn.items()
         if figure is not None
     }

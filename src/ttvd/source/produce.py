@@ -37,9 +37,9 @@ def produce(
 ) -> None:
     """Train a model, estimate its sites, fit its temperatures and write everything into a folder.
 
-    Every tenth training image is held out for the temperatures. The test images are looked at once, at the end, for
-    the accuracy on the card. Killed and started again, it goes on after the last finished epoch; a finished model
-    is not trained again.
+    Every tenth training image is held out, for the temperatures and to compare recipes by: the accuracy on them is on
+    the card, beside that on the test images, which are looked at once, at the end. Killed and started again, it goes
+    on after the last finished epoch; a finished model is not trained again.
 
     Args:
         folder: Where the files go.
@@ -68,13 +68,16 @@ def produce(
         sites = estimate_sites(model, (images[~held], labels[~held]), fraction=fraction)
         sites = calibrate(model, sites, (images[held], labels[held]))
         sites.save(sites_path(folder, name, fraction))
-    measure = partial(evaluate, model, *test, head_views=card.head_views)
+    measure = partial(evaluate, model, head_views=card.head_views)
+    several = card.head_views == 4
     done = replace(
         card,
         recipe=asdict(recipe),
         seed=recipe.seed,
-        accuracy_one_view=measure(),
-        accuracy_four_views=measure(views=4) if card.head_views == 4 else None,
+        accuracy_one_view=measure(*test),
+        accuracy_four_views=measure(*test, views=4) if several else None,
+        held_out_one_view=measure(images[held], labels[held]),
+        held_out_four_views=measure(images[held], labels[held], views=4) if several else None,
     )
     save_checkpoint(folder / f"{name}.safetensors", model.cpu(), done)
     resume.unlink()
