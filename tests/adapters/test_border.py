@@ -59,6 +59,33 @@ def test_values_can_be_left_unchecked_and_still_do_no_harm() -> None:
     assert torch.equal(adapter(images()), clean(images()))
 
 
+def test_a_word_that_means_nothing_does_not_switch_checks_off() -> None:
+    adapter = ttvd.create("tent", make_net())
+    adapter.validation = "sometimes"  # type: ignore[assignment]
+    with pytest.raises(ValueError, match="must be 'auto', 'always' or 'never', got 'sometimes'"):
+        adapter(images())
+
+
+def test_what_is_no_model_and_no_batch_is_refused() -> None:
+    net = make_net()
+    with pytest.raises(
+        TypeError, match=r"expected a model, a torch.nn.Module, as the first argument; got int"
+    ):
+        ttvd.create("tent", 3)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="got tuple; pass the images of a batch as one tensor"):
+        ttvd.create("tent", net)((images(), torch.zeros(4)))
+
+
+def test_a_state_that_is_not_finite_is_refused() -> None:
+    adapter = ttvd.create("tent", make_net())
+    adapter(images())
+    before = {name: value.clone() for name, value in adapter.state_dict().items()}
+    name = next(name for name, p in adapter.named_parameters() if p.requires_grad)
+    with pytest.raises(ValueError, match=f"NaN or infinite values in '{name}'"):
+        adapter.load_state_dict(before | {name: before[name] * float("nan")})
+    assert all(torch.equal(value, before[key]) for key, value in adapter.state_dict().items())
+
+
 def test_autocast_is_welcome() -> None:
     adapter = ttvd.create("tent", make_net())
     with torch.autocast("cpu", torch.bfloat16):

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.bench.colours import make_pictures, make_recipe, make_supply
 from ttvd.bench.recipe import parse_recipe, plan
 from ttvd.bench.setting import Setting
 from ttvd.bench.supply import Supply
@@ -103,3 +104,13 @@ def test_missing_models_and_data_say_where_they_were_looked_for(tmp_path: Path) 
     with pytest.raises(FileNotFoundError, match=r"recipe bad: .*--data FOLDER names another") as caught:
         plan(parse_recipe(away, "bad"), Supply(Setting(data=tmp_path)))
     assert str(tmp_path) in str(caught.value)
+
+
+@pytest.mark.parametrize("classes", [4, 6])
+def test_a_model_of_another_set_is_refused(tmp_path: Path, classes: int) -> None:
+    """Outputs that no class of the set stands for would only take answers away."""
+    supply = make_supply(tmp_path, classes=5, count=10)
+    other = Supply(supply.setting, {"cifar10": make_pictures(20, classes)})
+    plan(make_recipe(""), supply)
+    with pytest.raises(ValueError, match=f"tiny tells 5 classes apart, cifar10 needs {classes}"):
+        plan(make_recipe(""), other)

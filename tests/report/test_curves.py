@@ -43,6 +43,12 @@ def test_curves_with_fewer_points_than_batches_end_at_the_last_batch(ax: Axes) -
     assert ax.get_xlim() == (1, 1000)
 
 
+def test_a_stream_of_one_batch_is_a_point(ax: Axes) -> None:
+    plot_curves({"bn": np.array([0.4])}, ax)
+    assert ax.lines[0].get_marker() == "o"
+    assert ax.get_xlim()[0] < ax.get_xlim()[1]
+
+
 def test_source_is_grey_and_the_others_differ() -> None:
     colours = line_colours(["bn", "source", "tent"])
     assert [colours["bn"], colours["tent"]] == list(PALETTE[:2])

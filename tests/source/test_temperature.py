@@ -58,10 +58,20 @@ def test_fit_recovers_the_temperature_that_made_the_labels() -> None:
     assert fit_temperature(scores, labels) == pytest.approx(0.3, rel=0.05)
 
 
+@pytest.mark.parametrize(("count", "scale"), [(3, 1e-3), (200, 1.0), (200, 50.0)])
+def test_where_all_are_right_the_next_may_still_be_wrong(count: int, scale: float) -> None:
+    """Rule of succession: n of n right promise (n + 1) / (n + 2) for the next one."""
+    labels = torch.arange(count) % 3
+    scores = scale * (torch.rand(count, 3) + 1.5 * F.one_hot(labels, 3))
+    confidences = F.softmax(scores.double() / fit_temperature(scores, labels), 1).gather(1, labels[:, None])
+    assert confidences.mean().item() == pytest.approx((count + 1) / (count + 2), rel=1e-9)
+
+
 def test_degenerate_scores_are_refused() -> None:
     scores, labels = noisy_scores(0)
-    with pytest.raises(ValueError, match="all predictions are right; use more held-out data"):
-        fit_temperature(F.one_hot(labels, 5).float(), labels)
+    shared = F.one_hot(labels, 5) + F.one_hot((labels + 1) % 5, 5)
+    with pytest.raises(ValueError, match="share the highest score with others"):
+        fit_temperature(shared.float(), labels)
     for useless in (-F.one_hot(labels, 5).float(), torch.zeros(200, 5)):
         with pytest.raises(ValueError, match="do not favour the true classes"):
             fit_temperature(useless, labels)
@@ -151,6 +161,15 @@ def test_calibrate_keeps_what_was_there_and_says_what_fails() -> None:
     wrong = (data[0], (data[1] + 1) % 3)
     with pytest.raises(ValueError, match="cannot calibrate 'vd': no temperature fits"):
         calibrate(model, sites, wrong, structures=("vd",))
+
+
+def test_a_structure_that_no_temperature_fits_does_not_cost_the_others() -> None:
+    """Sites that lie elsewhere say nothing about the classes, while the head knows them."""
+    model, sites, data = make_world()
+    lost = replace(sites, means=sites.means.roll(1, 0))
+    with pytest.warns(UserWarning, match="cannot calibrate 'vd': .*; the other temperatures are kept"):
+        found = calibrate(model, lost, data, structures=("vd", "pd"))
+    assert found.temperatures == calibrate(model, sites, data, structures=("pd",)).temperatures
 
 
 def make_normed_world(views: int = 4) -> tuple[SplitModel, Sites, tuple[Tensor, Tensor]]:

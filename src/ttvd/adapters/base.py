@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from ttvd.adapters.agenda import Agenda, Plan
 from ttvd.adapters.capture import Steps
 from ttvd.adapters.frozen import add_frozen, check_state, drop_frozen, find_changing
-from ttvd.adapters.inputs import check_inputs, check_logits
+from ttvd.adapters.inputs import check_inputs, check_logits, looks_at_values
 from ttvd.adapters.speed import Precision, choose_dtype, eager_networks, prepare_network
 from ttvd.geometry.precision import upcast
 from ttvd.models.anchors import Anchors, anchor_norms, need_anchors
@@ -277,7 +277,7 @@ class Adapter(nn.Module):
         """The batch, fit for autograd, and whether its values were looked at."""
         weight = self.probe
         cheap = weight.device.type == "cpu" or not self._seen_batch
-        values = self.validation == "always" or (self.validation == "auto" and cheap)
+        values = looks_at_values(self.validation, cheap)
         check_inputs(x, device=weight.device, dtype=weight.dtype, values=values)
         x = x.clone() if x.is_inference() else x
         if not self._fits:

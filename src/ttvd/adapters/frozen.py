@@ -77,3 +77,6 @@ def check_state(adapter: Adapter, state: Mapping[str, Any]) -> None:
             f"unknown or of another shape, the first is {wrong[0]!r}. Build the adapter with the same model, "
             "method and parameters as the one that was saved."
         )
+    for name, parameter in adapter.named_parameters():
+        if parameter.requires_grad and name in own and not bool(state[name].isfinite().all()):
+            raise ValueError(f"this state holds NaN or infinite values in {name!r}: it cannot be continued")

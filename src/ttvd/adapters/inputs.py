@@ -16,7 +16,10 @@ def check_inputs(x: Tensor, *, device: torch.device, dtype: torch.dtype, values:
         values: Look at the values too. On an accelerator this waits for the device.
     """
     if not isinstance(x, Tensor):
-        raise TypeError(f"expected a torch tensor, got {type(x).__name__}; use torch.as_tensor first")
+        raise TypeError(
+            f"expected a torch tensor, got {type(x).__name__}; pass the images of a batch as one tensor "
+            "(torch.as_tensor makes one of an array)"
+        )
     if x.ndim < 2 or x.shape[0] == 0:
         raise ValueError(f"expected a batch (b, ...) with b >= 1, got a tensor of shape {tuple(x.shape)}")
     if not x.is_floating_point():
@@ -27,6 +30,13 @@ def check_inputs(x: Tensor, *, device: torch.device, dtype: torch.dtype, values:
         raise TypeError(f"the model computes in {dtype} and the batch is {x.dtype}; use x.to({dtype})")
     if values:
         _check_values(x)
+
+
+def looks_at_values(validation: str, cheap: bool) -> bool:
+    """Whether the values of a batch are looked at: ``"always"``, ``"never"``, or with ``"auto"`` where it is cheap."""
+    if validation not in ("auto", "always", "never"):
+        raise ValueError(f"adapter.validation must be 'auto', 'always' or 'never', got {validation!r}")
+    return validation == "always" or (validation == "auto" and cheap)
 
 
 def check_logits(logits: object, size: int) -> None:

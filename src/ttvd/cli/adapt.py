@@ -3,7 +3,7 @@
 import signal
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import typer
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from ttvd.adapters import Adapter
     from ttvd.deploy.inputs import Batch, Inputs
     from ttvd.deploy.job import PredictionFile, Summary
-    from ttvd.deploy.states import StateFile
+    from ttvd.deploy.states import Place, StateFile
     from ttvd.models.zoo import Source
 
 SAVE_EVERY = 100  # batches between two saved states
@@ -76,22 +76,23 @@ def adapt(
     parameters = parse_settings(set_, chosen.parameters())
     seen = fit_to_method(found, chosen, views).to(check_device(device))
     adapter = create(method, seen, sites=found.sites, **parameters)
+    inputs = open_inputs(source, resize=resize, crop=crop, interpolation=interpolation, gray=gray)  # type: ignore[arg-type]
+    prepared = f"resize {resize}, crop {crop}, {interpolation}, {'gray' if gray else 'colours'}"
+    stream = {"input": inputs.identity, "batch size": str(batch_size), "preparation": prepared}
     place = Place()
     if state is not None or resume:
         path = state or save_state
         assert path is not None
-        place = StateFile(path, seen, method, parameters).load(adapter)
-    if not resume:
-        place = Place()
-    inputs = open_inputs(source, resize=resize, crop=crop, interpolation=interpolation, gray=gray)  # type: ignore[arg-type]
+        place = StateFile(path, seen, method, parameters, stream).load(adapter, resume=resume)
     names = None if classes is None else classes.read_text(encoding="utf-8").splitlines()
-    keeper = None if save_state is None else StateFile(save_state, seen, method, parameters)
+    keeper = None if save_state is None else StateFile(save_state, seen, method, parameters, stream)
     start, summary = adapter.snapshot(), job.Summary()
     batches = iterate_batches(inputs, batch_size, on_unreadable=unreadable, start=place.position)  # type: ignore[arg-type]
     with job.PredictionFile(out, classes=names, rows=place.rows if resume else None) as file:
-        _stream(adapter, _track(batches, inputs, place.position, console), inputs, file, summary, keeper)
+        tracked = _track(batches, inputs, place.position, console)
+        _stream(adapter, tracked, inputs, file, summary, keeper, place)
     summary.moved = job.measure_move(adapter, start)
-    _report(summary, out, console)
+    _report(summary, out, file.rows, console)
     if summary.images == 0:
         raise typer.Exit(1)
 
@@ -113,37 +114,67 @@ def _stream(
     file: "PredictionFile",
     summary: "Summary",
     keeper: "StateFile | None",
+    place: "Place",
 ) -> None:
-    """All batches, with the state saved at the start (an unwritable path must show now), on the way and at the end."""
+    """All batches, with the state saved at the start (an unwritable path must show now), on the way and at the end.
+
+    A batch that is cut off may have changed the adapter in part. So an interruption waits for its end; where it does
+    not, or the batch fails, the state that was saved before stays.
+    """
     from ttvd.deploy.job import adapt_batch
     from ttvd.deploy.states import Place
 
-    place = Place(0, file.rows)
+    whole = True
 
     def save() -> None:
         if keeper is not None:
             keeper.save(adapter, place)
 
-    signal.signal(signal.SIGTERM, _interrupt)
-    try:
-        for number, batch in enumerate(batches):
-            if number == 0:
-                place = Place(batch.stop - len(batch.positions) - len(batch.unreadable), file.rows)
+    with _Patience() as patience:
+        try:
+            for number, batch in enumerate(batches):
+                if number == 0:
+                    save()
+                whole = False
+                adapt_batch(adapter, batch, inputs, file, summary)
+                place, whole = Place(batch.stop, file.rows), True
+                if patience.asked:
+                    raise KeyboardInterrupt
+                if number % SAVE_EVERY == SAVE_EVERY - 1:
+                    save()
+        except BaseException:
+            if whole:
                 save()
-            adapt_batch(adapter, batch, inputs, file, summary)
-            place = Place(batch.stop, file.rows)
-            if number % SAVE_EVERY == SAVE_EVERY - 1:
-                save()
-    except KeyboardInterrupt:
+            if file.rows:
+                hint = "" if keeper is None else " --resume goes on."
+                typer.echo(f"ttvd: stopped; {file.rows} rows are in {file.partial}.{hint}", err=True)
+            raise
         save()
-        hint = " --resume goes on." if keeper is not None else ""
-        typer.echo(f"ttvd: interrupted; {file.rows} rows are in {file.partial}.{hint}", err=True)
-        raise
-    save()
 
 
-def _interrupt(*_: Any) -> None:
-    raise KeyboardInterrupt
+class _Patience:
+    """Takes Ctrl-C and SIGTERM: the first one is noted, for the end of the batch; the second one interrupts at once.
+
+    Attributes:
+        asked: Whether somebody wants an end.
+    """
+
+    asked = False
+
+    def __enter__(self) -> Self:
+        self._before = {
+            number: signal.signal(number, self._note) for number in (signal.SIGINT, signal.SIGTERM)
+        }
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _note(self, *_: object) -> None:
+        if self.asked:
+            raise KeyboardInterrupt
+        self.asked = True
 
 
 def _track(batches: Any, inputs: "Inputs", start: int, console: "Console") -> Iterator["Batch"]:
@@ -156,7 +187,7 @@ def _track(batches: Any, inputs: "Inputs", start: int, console: "Console") -> It
             bars.update(bar, completed=batch.stop)
 
 
-def _report(summary: "Summary", out: Path, console: "Console") -> None:
+def _report(summary: "Summary", out: Path, rows: int, console: "Console") -> None:
     from rich.table import Table
 
     table = Table("part of the stream", "entropy / ln k", "kept %", box=None)
@@ -173,4 +204,5 @@ def _report(summary: "Summary", out: Path, console: "Console") -> None:
     console.print(f"parameters moved by {100 * summary.moved:.2f} % of their length", highlight=False)
     for name, reason in summary.unreadable[:10]:
         console.print(f"left out: {name}: {reason}", highlight=False, style="yellow")
-    console.print(f"{summary.images} predictions in {out}, {len(summary.unreadable)} images left out")
+    earlier = f" ({rows - summary.images} of them from before)" if rows > summary.images else ""
+    console.print(f"{rows} predictions in {out}{earlier}, {len(summary.unreadable)} images left out")

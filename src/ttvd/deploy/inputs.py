@@ -1,5 +1,6 @@
 """Unlabelled images to predict: a folder, a list of files, or an array."""
 
+import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -26,10 +27,13 @@ class Inputs:
     Attributes:
         names: One for each image, as the predictions will call it.
         read: Gives an image by its position: float (c, h, w) in [0, 1].
+        identity: Tells these images from others: their number, and a digest of their names or, of an array, of its
+            shape and its ends.
     """
 
     names: Sequence[str]
     read: Callable[[int], Tensor]
+    identity: str = ""
 
     def __len__(self) -> int:
         return len(self.names)
@@ -86,7 +90,7 @@ def open_inputs(
     if not files:
         raise ValueError(f"{path} holds no pictures ({', '.join(sorted(SUFFIXES))})")
     how = Preparation(resize, crop, interpolation)
-    return Inputs(names, lambda i: _read_picture(files[i], how, gray))
+    return Inputs(names, lambda i: _read_picture(files[i], how, gray), _identify(len(names), *names))
 
 
 def _read_picture(path: Path, how: Preparation, gray: bool) -> Tensor:
@@ -112,7 +116,14 @@ def _open_array(path: Path) -> Inputs:
         image = image.float().div_(255) if image.dtype == torch.uint8 else image.float()
         return image[None] if array.ndim == 3 else image.permute(2, 0, 1) if last else image
 
-    return Inputs([str(i) for i in range(len(array))], read)
+    ends = (array[0].tobytes().hex(), array[-1].tobytes().hex())
+    identity = _identify(len(array), str(array.shape), str(array.dtype), *ends)
+    return Inputs([str(i) for i in range(len(array))], read, identity)
+
+
+def _identify(images: int, *parts: str) -> str:
+    digest = hashlib.sha256("\n".join(parts).encode(errors="surrogateescape")).hexdigest()
+    return f"{images} images, {digest[:12]}"
 
 
 def iterate_batches(
@@ -158,7 +169,9 @@ def _collate(
             _check_image(image, shape)
         except (ValueError, OSError) as error:
             if on_unreadable == "stop":
-                raise ValueError(f"{inputs.names[position]}: {error}") from error
+                raise ValueError(
+                    f"{inputs.names[position]}: {error} (--unreadable skip leaves such images out)"
+                ) from error
             bad.append((position, str(error)))
             continue
         shape = image.shape

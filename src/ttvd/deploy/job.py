@@ -68,8 +68,8 @@ class PredictionFile:
         self.rows = rows or 0
         if rows is None and self.partial.exists():
             raise ValueError(
-                f"{self.partial} holds the rows of a run that was cut off; continue that one with --resume and the "
-                "state that it saved, or delete the file"
+                f"{self.partial} holds the rows of a run that was cut off; continue that one with --resume if it "
+                "saved its state (--save-state), or delete the file"
             )
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file: TextIO = self._begin() if rows is None else self._continue(rows)
@@ -146,7 +146,10 @@ def adapt_batch(
     except RuntimeError as error:
         shape = tuple(batch.images.shape[1:])
         first = str(error).splitlines()[0]
-        raise ValueError(f"the model cannot take images of size {shape}: {first}") from error
+        raise ValueError(
+            f"the model cannot take images of size {shape}: {first} (of pictures, --resize and --crop change the "
+            "size, --gray makes one channel)"
+        ) from error
     if out.classes is not None and len(out.classes) != logits.shape[1]:
         raise ValueError(f"there are {len(out.classes)} names of classes and {logits.shape[1]} outputs")
     confidences, labels = (values.tolist() for values in logits.softmax(1).max(1))

@@ -202,6 +202,10 @@ def _last_used(model: nn.Module, linears: dict[str, nn.Linear], example: Tensor 
 
 def unwrap(model: nn.Module) -> nn.Module:
     """The model inside of a data-parallel wrapper, whose buckets and hooks are for training."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(
+            f"expected a model, a torch.nn.Module, as the first argument; got {type(model).__name__}"
+        )
     parallel = (nn.parallel.DistributedDataParallel, nn.DataParallel)
     return model.module if isinstance(model, parallel) else model
 

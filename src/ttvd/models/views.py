@@ -42,8 +42,8 @@ def rotate(x: Tensor, views: int) -> Tensor:
         raise ValueError(f"expected a batch of images (b, c, h, w), got a tensor of shape {tuple(x.shape)}")
     if views == 4 and x.shape[-1] != x.shape[-2]:
         raise ValueError(
-            f"quarter turns need square images, got height {x.shape[-2]} and width {x.shape[-1]}; "
-            "crop or resize them, or use views=2"
+            f"quarter turns need square images, got height {x.shape[-2]} and width {x.shape[-1]} "
+            "of (b, c, h, w); crop or resize them, or estimate the sites with views=2"
         )
     return torch.cat([torch.rot90(x, turn, (-2, -1)) for turn in TURNS[views]])
 

@@ -56,9 +56,9 @@ def plot_curves(
     places = dict(zip(ranked, spread(heights, gap=5.4 * (top - bottom)), strict=True))
     for name, curve in curves.items():
         bold = name == strong
-        ax.plot(
-            place_points(curve, batches), 100 * curve, color=colours[name], linewidth=2.8 if bold else 1.6
-        )
+        points, width = place_points(curve, batches), 2.8 if bold else 1.6
+        marker = "o" if len(curve) == 1 else ""  # a line of one point is not seen
+        ax.plot(points, 100 * curve, color=colours[name], linewidth=width, marker=marker)
         if not named:
             continue
         text = f"{name} {ends[name]:.1f}" + (" ↑" if ends[name] > 100 * top else "")
@@ -66,7 +66,12 @@ def plot_curves(
         ax.text(
             last * 1.02, places[name], text, color=colours[name], fontsize=9, fontweight=weight, va="center"
         )
-    ax.set(xlim=(1, last), ylim=(100 * bottom, 100 * top), xlabel="batches seen", ylabel="error so far (%)")
+    ax.set(
+        xlim=(1, max(last, 2)),
+        ylim=(100 * bottom, 100 * top),
+        xlabel="batches seen",
+        ylabel="error so far (%)",
+    )
     ax.spines[["top", "right"]].set_visible(False)
     ax.grid(axis="y", color=FAINT, linewidth=0.7)
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))

@@ -5,6 +5,7 @@ temperature of each structure is fitted once, on held-out source data.
 """
 
 import math
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -30,15 +31,17 @@ def fit_temperature(scores: Tensor, labels: Tensor) -> float:
     """The temperature with the smallest negative log-likelihood of ``softmax(scores / tau)``.
 
     The likelihood is concave in 1 / tau, so its only maximum is where the slope changes sign; that point is
-    bracketed and then found by Newton's steps, in float64.
+    bracketed and then found by Newton's steps, in float64. Where all n predictions are right, the sharper the likelier:
+    the temperature is then the one at which the mean confidence is (n + 1) / (n + 2), which is what n successes promise
+    of the next image (Laplace's rule of succession).
 
     Args:
         scores: (n, k), the larger the likelier.
         labels: True classes (n,).
 
     Raises:
-        ValueError: There is no best temperature: the scores are not finite, all predictions are right (the
-            sharper the better), or the scores say nothing about the labels (the flatter the better).
+        ValueError: There is no best temperature: the scores are not finite, or they say nothing about the labels (the
+            flatter the better).
 
     Example:
         >>> scores = torch.tensor([[1.0, 0.0], [1.0, 0.0], [1.0, 0.0], [1.0, 0.0]])
@@ -56,7 +59,7 @@ def fit_temperature(scores: Tensor, labels: Tensor) -> float:
             break
         low, high = high, 2 * high
     else:
-        raise ValueError("no temperature fits: all predictions are right; use more held-out data")
+        return 1 / _promise(gaps, 1 / scale)
     while _slope(gaps, low)[0] > 0:
         low /= 2
     inverse = math.sqrt(low * high)
@@ -69,6 +72,28 @@ def fit_temperature(scores: Tensor, labels: Tensor) -> float:
         if not low < inverse < high:  # a step too far: halve
             inverse = math.sqrt(low * high)
     return 1 / inverse
+
+
+def _promise(gaps: Tensor, inverse: float) -> float:
+    """The inverse temperature at which the true classes have the mean probability of the rule of succession."""
+    aim = (len(gaps) + 1) / (len(gaps) + 2)
+    low = high = inverse
+    while _sureness(gaps, low) > aim:
+        low /= 2
+    for _ in range(_DOUBLINGS):
+        if _sureness(gaps, high) >= aim:
+            break
+        high *= 2
+    else:
+        raise ValueError("no temperature fits: true classes share the highest score with others")
+    for _ in range(_STEPS):
+        middle = math.sqrt(low * high)
+        low, high = (low, middle) if _sureness(gaps, middle) >= aim else (middle, high)
+    return high
+
+
+def _sureness(gaps: Tensor, inverse: float) -> float:
+    return float((-torch.logsumexp(gaps * inverse, 1)).exp().mean())
 
 
 def _compare_scores(scores: Tensor, labels: Tensor) -> Tensor:
@@ -106,7 +131,8 @@ def calibrate(
 
     Anchors are what the data show to the batch norms (``ttvd.models.anchors``); norms that follow a stream start there.
     The loss of the rotations of the views, where the head tells them apart, is what streams are held against
-    (``TTVD(by_need=...)``). ``structures=()`` measures these two alone.
+    (``TTVD(by_need=...)``). ``structures=()`` measures these two alone. Where no temperature fits a structure (its
+    scores say nothing about the labels), a warning says so and the others are kept.
 
     ``vd`` and ``pd`` look at the upright view alone, ``civd@g`` and ``cipd@g`` compare each view with its own
     sites. The power diagrams are those of the head; a head of k outputs knows the upright view only.
@@ -123,6 +149,9 @@ def calibrate(
 
     Returns:
         The sites with these temperatures added, and the anchors and the rotation loss of these data.
+
+    Raises:
+        ValueError: The sites are of another model, there are no images, or no temperature fits at all.
     """
     sites.check(model)
     if limit is not None and limit < 1:
@@ -147,7 +176,7 @@ def calibrate(
     if not labels:
         raise ValueError("there are no images to calibrate on")
     target = torch.cat(labels)
-    fitted = {key: _fit_named(key, torch.cat(parts).to(device), target) for key, parts in found.items()}
+    fitted = _fit_all({key: torch.cat(parts) for key, parts in found.items()}, target, device)
     # Of a head that is sure, rounding may make it less than nothing.
     loss = max(0.0, float(torch.cat(rotations).mean())) if several else None
     return replace(sites.with_temperatures(fitted), anchors=moments.anchors(), rotation_loss=loss)
@@ -187,8 +216,17 @@ def _score(diagram: Diagram, views: int, gamma: float, z: Tensor) -> Tensor:
     return view_scores(z[:views], diagram, gamma)
 
 
-def _fit_named(key: str, scores: Tensor, labels: Tensor) -> float:
-    try:
-        return fit_temperature(scores, labels)
-    except ValueError as error:
-        raise ValueError(f"cannot calibrate {key!r}: {error}") from error
+def _fit_all(scores: dict[str, Tensor], labels: Tensor, device: torch.device) -> dict[str, float]:
+    """A temperature for each key; one that does not fit must not cost the others."""
+    fitted: dict[str, float] = {}
+    failed: list[str] = []
+    for key, values in scores.items():
+        try:
+            fitted[key] = fit_temperature(values.to(device), labels)
+        except ValueError as error:
+            failed.append(f"cannot calibrate {key!r}: {error}")
+    if failed and not fitted:
+        raise ValueError("; ".join(failed))
+    if failed:
+        warnings.warn(f"{'; '.join(failed)}; the other temperatures are kept", stacklevel=3)
+    return fitted

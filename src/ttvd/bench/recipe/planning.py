@@ -181,6 +181,8 @@ def _check_outputs(spec: Spec, supply: Supply) -> None:
     elif isinstance(shown, ImageFolder):
         # Labels are the places of the folders that are there: with some missing, they would be other classes.
         classes, exact = len(shown.classes), True
+    elif shown.classes is not None:
+        classes, exact = len(shown.classes), True
     else:
         classes, exact = int(shown.labels.max()) + 1, False
     if outputs < classes or (exact and outputs != classes):
