@@ -1,3 +1,4 @@
+import re
 import subprocess
 import sys
 
@@ -29,6 +30,16 @@ def test_parameters_of_one_method() -> None:
     assert result.exit_code == 0
     assert "gamma" in result.output
     assert "-0.8" in result.output
+
+
+@pytest.mark.parametrize("name", list(methods()))
+def test_every_parameter_is_explained(name: str) -> None:
+    result = RUNNER.invoke(app, ["methods", name], env={"COLUMNS": "4000"})
+    assert result.exit_code == 0
+    lines = {line.split()[0]: line for line in result.output.splitlines() if line.startswith(" ")}
+    for parameter in methods()[name].parameters():
+        assert re.search(rf"^ {parameter} +\S.*  \S+ \S+", lines[parameter])
+        assert "`" not in lines[parameter]
 
 
 def test_version() -> None:

@@ -56,7 +56,7 @@ class TTVD(GradientAdapter):
         model: The classifier; its head has k * v outputs (label augmentation, class-major) or k.
         sites: Its class means, made by ``ttvd.estimate_sites``.
         structure: The diagram that predicts: ``"vd"`` and ``"pd"`` look at the upright view alone.
-        objective: What is minimised, see above.
+        objective: What is minimised: ``"consensus"``, ``"entropy"`` or ``"joint"``, see above.
         gamma: Exponent of the influence; the paper uses -0.8.
         tau: Temperature; unless given, the one that was fitted on held-out source data.
         shift: Constant added to power distances before the exponent; by default the smallest that makes them
