@@ -25,8 +25,8 @@ PLANE_DOMAIN = Domain(
     "gaussian_noise", 4
 )  # hard enough to fail without adaptation, and clusters can still be seen
 SEARCHED = 1024  # digits among which the sample of the sample analysis is looked for
-CURVES = ("ttvd", "tent", "SLA + bn", "cipd", "civd", "bn", "source")
-CALIBRATED = ("source", "tent", "SLA + bn", "ttvd")
+CURVES = ("ttvd", "SLA + tent", "tent", "SLA + bn", "cipd", "civd", "bn", "source")
+CALIBRATED = ("source", "SLA + bn", "SLA + tent", "ttvd")
 OURS = "ttvd"
 CURVE, RELIABILITY = (4.6, 3.3), (3.2, 3.8)  # inches of a panel
 
