@@ -58,9 +58,11 @@ def parse_recipe(text: str, name: str) -> Recipe:
         raise ValueError(f"{where} is not TOML: {error}") from error
     reader = _Reader(where)
     reader.check_finite(document)
+    if isinstance(sources := document.get("checkpoints"), dict):
+        reader.check_among(sources, ("plain", *NEEDS), "checkpoints")
     check_kinds(document, where)
-    document |= {"name": name, "text": text, "title": document.get("title", name)}
     reader.check_names(document, Recipe)
+    document |= {"name": name, "text": text, "title": document.get("title", name)}
     for part in ("data", "methods"):
         if not document.get(part):
             raise ValueError(
@@ -82,7 +84,6 @@ def parse_recipe(text: str, name: str) -> Recipe:
         document["rules"] = _tuple(document["rules"])
     reader.check_rules(document.get("rules"))
     reader.check_among([document.get("precision", "float32")], get_args(Precision), "the list of precisions")
-    reader.check_among(document.get("checkpoints", {}), ("plain", *NEEDS), "checkpoints")
     return Recipe(**document)
 
 
@@ -112,7 +113,7 @@ class _Reader:
     def check_names(self, table: Any, kind: type, part: str = "the recipe") -> None:
         if not isinstance(table, dict):
             raise ValueError(f"{self.where}: {part} must be a table of names and values, got {table!r}")
-        hidden = {"text"} if kind is Recipe else {"options"}
+        hidden = {"name", "text"} if kind is Recipe else {"options"}
         self.check_among(
             table, [f.name for f in fields(kind) if f.name not in hidden or f.name in table], part
         )
