@@ -59,6 +59,26 @@ def test_an_interruption_never_saves_half_a_batch(
     assert calls[0] - 10 == again
 
 
+def test_a_stream_that_was_stopped_at_its_end_is_finished(
+    digits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = run_adapt(digits / "digits.npy", tmp_path / "whole.csv", "--batch-size", "16")
+    once, calls = job.adapt_batch, [0]
+
+    def interrupted(*arguments: Any) -> None:
+        calls[0] += 1
+        if calls[0] == 5:
+            os.kill(os.getpid(), signal.SIGINT)
+        once(*arguments)
+
+    monkeypatch.setattr(job, "adapt_batch", interrupted)
+    assert adapt(digits / "digits.npy", tmp_path / "out.csv", *list_options(tmp_path)).exit_code == 130
+    assert (
+        run_adapt(digits / "digits.npy", tmp_path / "out.csv", *list_options(tmp_path), "--resume") == whole
+    )
+    assert calls[0] == 5
+
+
 def test_another_stream_is_not_continued(
     digits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -93,7 +93,7 @@ def adapt(
         _stream(adapter, tracked, inputs, file, summary, keeper, place)
     summary.moved = job.measure_move(adapter, start)
     _report(summary, out, file.rows, console)
-    if summary.images == 0:
+    if file.rows == 0:
         raise typer.Exit(1)
 
 

@@ -16,7 +16,6 @@ from ttvd.bench.recipe.parts import NEEDS, MethodPart, Recipe, Rule
 from ttvd.bench.recipe.settings import check_settings, looking_for
 from ttvd.bench.spec import Domain, Member, Spec
 from ttvd.bench.supply import CORRUPTED, OFFICIAL, Supply
-from ttvd.data.sets import ImageFolder
 
 # What only some method objects need of the source data takes long to make: not for a check.
 _SLOW = frozenset({"features", "fisher"})
@@ -178,10 +177,8 @@ def _check_outputs(spec: Spec, supply: Supply) -> None:
             ).shape[1]
     if restriction is not None:
         classes, exact = restriction.outputs, True
-    elif isinstance(shown, ImageFolder):
-        # Labels are the places of the folders that are there: with some missing, they would be other classes.
-        classes, exact = len(shown.classes), True
     elif shown.classes is not None:
+        # Of folders, labels are the places of those that are there: with some missing, they would be other classes.
         classes, exact = len(shown.classes), True
     else:
         classes, exact = int(shown.labels.max()) + 1, False
