@@ -25,7 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
-from ttvd.models.norms import Statistics, apply_statistics, select_parameters
+from ttvd.nn.norms import Statistics, apply_statistics, select_parameters
 
 PEAKS = {"H200, bfloat16": (989e12, 4.8e12), "H200, float32 (TF32)": (494e12, 4.8e12)}
 """Operations and bytes a second, from the data sheet, without sparsity."""

@@ -9,9 +9,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ttvd.adapters import Adapter, Method
-from ttvd.adapters.capture import find_obstacle
-from ttvd.models.norms import following_stream
+from ttvd.engine.step_runner import find_obstacle
+from ttvd.methods import Adapter, Method
+from ttvd.nn.norms import following_stream
 
 
 class Pass(NamedTuple):

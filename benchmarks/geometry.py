@@ -7,8 +7,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ttvd.adapters import ETA, LAME, SHOT, T3A, TAST, TTVD, AdaNPC, Adapter, GradientAdapter, Tent
-from ttvd.models.norms import following_stream
+from ttvd.methods import ETA, LAME, SHOT, T3A, TAST, TTVD, AdaNPC, Adapter, GradientAdapter, Tent
+from ttvd.nn.norms import following_stream
 
 _LOSSES = (Tent, SHOT, ETA)
 _PROTOTYPES = (T3A, TAST, LAME, AdaNPC)

@@ -29,11 +29,11 @@ from benchmarks.worlds import TEMPERATURES
 from torch import nn
 
 import ttvd
-from ttvd.adapters import Adapter
 from ttvd.geometry import Diagram, point_scores
-from ttvd.models.fingerprint import fingerprint
-from ttvd.models.sites import Sites
-from ttvd.toy import make_world
+from ttvd.methods import Adapter
+from ttvd.nn.fingerprint import fingerprint
+from ttvd.testing import make_world
+from ttvd.zoo.sites import Sites
 
 CLASSES = (10, 1_000, 21_000)
 SITES = (1, 2, 4, 8, 16)

@@ -16,9 +16,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ttvd.adapters.eata import default_similarity
-from ttvd.adapters.sar import LAST_LAYERS
-from ttvd.models.split import split
+from ttvd.methods.eata import default_similarity
+from ttvd.methods.sar import LAST_LAYERS
+from ttvd.nn.split import split
 
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.GroupNorm, nn.LayerNorm)
 

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from benchmarks.plain import Plain, keep_everything, softmax_entropy
 from torch import Tensor, nn
 
-from ttvd.models.split import split
+from ttvd.nn.split import split
 
 VIEWS = 4
 

@@ -20,7 +20,7 @@ from benchmarks.worlds import NETWORKS, Network
 from torch import Tensor, nn
 
 import ttvd
-from ttvd.models.views import rotate
+from ttvd.nn.views import rotate
 
 
 def measure_sites(

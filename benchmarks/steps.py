@@ -34,7 +34,7 @@ from benchmarks.table import Row, Table
 from benchmarks.worlds import NETWORKS, Mode, Network, World
 
 import ttvd
-from ttvd.adapters import Adapter, Method
+from ttvd.methods import Adapter, Method
 
 LONGEST = {"cpu": 4.0, "cuda": float("inf")}
 """Seconds that the floor of a step may take by estimate; longer ones are left out."""

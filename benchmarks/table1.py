@@ -27,7 +27,6 @@ import torch
 from benchmarks.clock import describe_device, find_device
 from benchmarks.table import Row, Table
 
-from ttvd.adapters import find_method
 from ttvd.bench import job
 from ttvd.bench.engines import Finished, LocalEngine
 from ttvd.bench.grid import run_plans
@@ -39,6 +38,7 @@ from ttvd.bench.spec import Domain, Member, Spec
 from ttvd.bench.store import Store
 from ttvd.bench.supply import Supply
 from ttvd.data.corruptions import CORRUPTIONS
+from ttvd.methods import find_method
 
 RECIPE = Path(__file__).parents[1] / "recipes" / "table1-cifar10.toml"
 SLA = "resnet26-cifar10-sla"

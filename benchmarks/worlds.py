@@ -16,16 +16,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import ttvd
-from ttvd.adapters import Adapter, Method
-from ttvd.adapters.objectives import entropy
-from ttvd.adapters.speed import Precision
-from ttvd.models.fingerprint import fingerprint
-from ttvd.models.resnet import resnet26
-from ttvd.models.resnet_imagenet import resnet50
-from ttvd.models.rotation import RotationNet
-from ttvd.models.sites import Sites
-from ttvd.models.source_features import SourceFeatures
-from ttvd.models.split import split
+from ttvd.engine.acceleration import Precision
+from ttvd.methods import Adapter, Method
+from ttvd.methods.shared.losses import entropy
+from ttvd.nn.fingerprint import fingerprint
+from ttvd.nn.resnet import resnet26
+from ttvd.nn.resnet_imagenet import resnet50
+from ttvd.nn.rotation import RotationNet
+from ttvd.nn.split import split
+from ttvd.zoo.sites import Sites
+from ttvd.zoo.source_features import SourceFeatures
 
 TEMPERATURES = {"vd": 1.0, "pd": 1.0, "civd@-0.8": 0.05, "cipd@-0.8": 0.05, "civd@1": 1.0, "cipd@1": 4.0}
 ROTATION_LOSS = 1.0  # of source data: random weights are worse, so that steps are full ones

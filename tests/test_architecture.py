@@ -13,23 +13,24 @@ import ttvd
 PACKAGE = Path(ttvd.__file__).parent
 ROOT = PACKAGE.parents[1]
 
-MAY_IMPORT = {
+MAY_IMPORT: dict[str, set[str]] = {
     "files": set(),
     "geometry": set(),
-    "models": {"geometry"},
-    "data": set(),
     "metrics": set(),
-    "source": {"geometry", "models", "data"},
-    "adapters": {"geometry", "models"},
-    "check": {"adapters"},
-    "toy": {"models", "source", "adapters"},
-    "bench": {"geometry", "models", "source", "adapters", "data", "metrics"},
+    "data": set(),
+    "engine": {"geometry", "nn"},
+    "nn": {"geometry", "engine"},
+    "zoo": {"geometry", "nn"},
+    "source": {"geometry", "nn", "zoo", "engine", "data"},
+    "methods": {"geometry", "nn", "zoo", "engine"},
+    "testing": {"methods", "nn", "zoo", "source"},
+    "bench": {"geometry", "nn", "zoo", "source", "methods", "engine", "data", "metrics"},
     "report": {"bench", "geometry", "metrics", "data"},
-    "deploy": {"models", "adapters", "data"},
-    "demo": {"geometry", "models", "source", "adapters", "data", "metrics", "bench", "report"},
+    "deploy": {"nn", "zoo", "methods", "data"},
+    "demo": {"geometry", "nn", "zoo", "source", "methods", "data", "metrics", "bench", "report"},
     "cli": {
-        *("geometry", "models", "source", "adapters", "data", "metrics"),
-        *("bench", "report", "demo", "deploy", "check"),
+        *("geometry", "nn", "zoo", "source", "methods", "data", "metrics"),
+        *("bench", "report", "demo", "deploy", "testing"),
     },
     "__main__": {"cli"},
 }
@@ -62,8 +63,8 @@ def test_import_direction(path: Path) -> None:
 
 
 def test_the_check_of_directions_can_fail() -> None:
-    assert forbidden("geometry", "from ttvd.adapters.base import Adapter") == ["adapters"]
-    assert forbidden("adapters", "def f():\n    import ttvd.bench.run") == ["bench"]
+    assert forbidden("geometry", "from ttvd.methods.adapter import Adapter") == ["methods"]
+    assert forbidden("methods", "def f():\n    import ttvd.bench.run") == ["bench"]
 
 
 @pytest.mark.parametrize("path", modules(), ids=lambda p: str(p.relative_to(PACKAGE)))

@@ -5,8 +5,8 @@ import sys
 import pytest
 import typer.testing
 
-from ttvd.adapters import methods
 from ttvd.cli.main import app
+from ttvd.methods import methods
 
 RUNNER = typer.testing.CliRunner()
 

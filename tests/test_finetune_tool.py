@@ -13,17 +13,17 @@ import torch
 from tools import finetune_cifar as tool
 from torch import nn
 
-from ttvd.adapters import create
 from ttvd.bench.recipe import parse_recipe, plan
 from ttvd.bench.setting import Setting
 from ttvd.bench.supply import Supply
 from ttvd.data.sets import load_set
 from ttvd.data.sets.cifar import LAYOUTS
-from ttvd.models.checkpoint import Card, build_model, save_checkpoint
-from ttvd.models.rotation import RotationNet
-from ttvd.models.split import split
-from ttvd.models.zoo import load
+from ttvd.methods import create
+from ttvd.nn.rotation import RotationNet
+from ttvd.nn.split import split
 from ttvd.source import Epoch, estimate_sites, train
+from ttvd.zoo.checkpoint import Card, build_model, save_checkpoint
+from ttvd.zoo.load import load
 
 COUNT = 40
 """Images in each file, of which CIFAR-10 has five for training."""

@@ -18,10 +18,10 @@ from ttvd.bench.supply import Supply
 from ttvd.cli.main import app
 from ttvd.data.digits import split_digits
 from ttvd.data.sets import ClassMap, ImageFolder, find_classes, load_set, read_image
-from ttvd.models.checkpoint import Card, build_model, save_checkpoint
-from ttvd.models.find import find_source
-from ttvd.models.resnet_imagenet import resnet18
+from ttvd.nn.resnet_imagenet import resnet18
 from ttvd.source import estimate_sites
+from ttvd.zoo.checkpoint import Card, build_model, save_checkpoint
+from ttvd.zoo.find import find_source
 
 CLASSES = MANY[:6]
 

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 import ttvd
 from ttvd.cli.main import app
-from ttvd.models.zoo import available
+from ttvd.zoo.load import available
 
 ROOT = Path(ttvd.__file__).parents[2]
 DOCUMENTS = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("**/*.md")]
@@ -39,7 +39,7 @@ def test_wheel_holds_code_types_checkpoints_and_templates(wheel: Path) -> None:
     package = Path(ttvd.__file__).parent
     wanted = {str(p.relative_to(package.parent)) for p in package.rglob("*") if p.suffix in (".py", ".jinja")}
     wanted |= {
-        f"ttvd/models/checkpoints/{name}.{end}" for name in available() for end in ("safetensors", "json")
+        f"ttvd/zoo/checkpoints/{name}.{end}" for name in available() for end in ("safetensors", "json")
     }
     assert wanted | {"ttvd/py.typed"} <= names
     assert not any("__pycache__" in name or name.startswith("tests") for name in names)

@@ -6,7 +6,7 @@ from dataclasses import asdict
 import pytest
 from tools import train_cifar as tool
 
-from ttvd.models.zoo import load
+from ttvd.zoo.load import load
 
 
 @pytest.mark.parametrize("data", ["cifar10", "cifar100"])

@@ -13,8 +13,8 @@ from pathlib import Path
 from rich.progress import track
 
 from ttvd.data.sets import ImageSet, load_set
-from ttvd.models.zoo import Source, available, load
 from ttvd.source import evaluate
+from ttvd.zoo.load import Source, available, load
 
 TOLERANCE = 0.001
 """Ten of 10,000 images: those that lie on a border of cells."""

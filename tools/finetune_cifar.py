@@ -26,14 +26,14 @@ from rich.progress import Progress
 from torch import nn
 
 from ttvd.data.sets import ImageSet, load_set
-from ttvd.models.checkpoint import Card, save_checkpoint
-from ttvd.models.fingerprint import fingerprint
-from ttvd.models.rotation import RotationNet
-from ttvd.models.sites import Sites
-from ttvd.models.split import split
-from ttvd.models.zoo import available, load, sites_path
+from ttvd.nn.fingerprint import fingerprint
+from ttvd.nn.rotation import RotationNet
+from ttvd.nn.split import split
 from ttvd.source import Epoch, Recipe, calibrate, estimate_sites, evaluate, train
 from ttvd.source.held_out import is_held_out
+from ttvd.zoo.checkpoint import Card, save_checkpoint
+from ttvd.zoo.load import available, load, sites_path
+from ttvd.zoo.sites import Sites
 
 VIEWS = 4
 

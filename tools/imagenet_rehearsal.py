@@ -30,11 +30,11 @@ from ttvd.bench.setting import Setting
 from ttvd.bench.supply import Supply
 from ttvd.data.corruptions import CORRUPTIONS, corrupt
 from ttvd.data.sets import ImageFolder, load_set
-from ttvd.models.checkpoint import Card, build_model, save_checkpoint
-from ttvd.models.split import split
-from ttvd.models.views import join_labels, rotate
-from ttvd.models.zoo import sites_path
+from ttvd.nn.split import split
+from ttvd.nn.views import join_labels, rotate
 from ttvd.source import calibrate, estimate_sites
+from ttvd.zoo.checkpoint import Card, build_model, save_checkpoint
+from ttvd.zoo.load import sites_path
 
 RECIPES = Path(__file__).parents[1] / "recipes"
 CLASSES = tuple(f"n{1000 + 7 * number:08}" for number in range(20))
@@ -44,9 +44,9 @@ from pathlib import Path
 from safetensors.torch import load_file
 from torch import nn
 
-from ttvd.models.instance_norm import InstanceAwareBatchNorm2d
-from ttvd.models.normalize import Normalize
-from ttvd.models.resnet_imagenet import resnet50
+from ttvd.nn.instance_norm import InstanceAwareBatchNorm2d
+from ttvd.nn.normalize import Normalize
+from ttvd.nn.resnet_imagenet import resnet50
 
 CLASSES = {classes}
 

@@ -11,7 +11,7 @@ import time
 import torch
 
 import ttvd
-from ttvd.toy import make_world
+from ttvd.testing import make_world
 
 
 def living_elements() -> int:

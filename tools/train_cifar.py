@@ -1,6 +1,6 @@
 """Make the CIFAR checkpoints that come with the package.
 
-    python tools/train_cifar.py --data DIR --out src/ttvd/models/checkpoints --device cuda --compile
+    python tools/train_cifar.py --data DIR --out src/ttvd/zoo/checkpoints --device cuda --compile
 
 Three models of one architecture, TTAB's ResNet-26, for each of CIFAR-10 and CIFAR-100: label augmentation (what TTVD
 needs), class and rotation heads together (what TTT needs, and what all k-way baselines use in TTAB), and
@@ -16,9 +16,9 @@ from typing import Any
 from rich.progress import Progress
 
 from ttvd.data.sets import ImageSet, load_set
-from ttvd.models.checkpoint import Card
 from ttvd.source import Epoch, Recipe
 from ttvd.source.produce import produce
+from ttvd.zoo.checkpoint import Card
 
 KINDS = {"sla": "batch", "rotation": "batch", "instance-aware": "instance-aware"}
 EPOCHS = {"sla": 100, "rotation": 80, "instance-aware": 80}

@@ -9,36 +9,36 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ttvd.adapters import TTVD as TTVD
-    from ttvd.adapters import Adapter as Adapter
-    from ttvd.adapters import GradientAdapter as GradientAdapter
-    from ttvd.adapters import Step as Step
-    from ttvd.adapters import create as create
-    from ttvd.adapters import methods as methods
-    from ttvd.adapters import register as register
-    from ttvd.check import check_adapter as check_adapter
     from ttvd.geometry import Diagram as Diagram
+    from ttvd.methods import TTVD as TTVD
+    from ttvd.methods import Adapter as Adapter
+    from ttvd.methods import GradientAdapter as GradientAdapter
+    from ttvd.methods import Step as Step
+    from ttvd.methods import create as create
+    from ttvd.methods import methods as methods
+    from ttvd.methods import register as register
     from ttvd.metrics import RunningMetrics as RunningMetrics
-    from ttvd.models import SplitModel as SplitModel
-    from ttvd.models import Statistics as Statistics
-    from ttvd.models import split as split
-    from ttvd.models.anchors import anchor_norms as anchor_norms
-    from ttvd.models.sites import Sites as Sites
-    from ttvd.models.zoo import load as load
+    from ttvd.nn import SplitModel as SplitModel
+    from ttvd.nn import Statistics as Statistics
+    from ttvd.nn import split as split
+    from ttvd.nn.anchors import anchor_norms as anchor_norms
     from ttvd.source import calibrate as calibrate
     from ttvd.source import estimate_sites as estimate_sites
+    from ttvd.testing import check_adapter as check_adapter
+    from ttvd.zoo.load import load as load
+    from ttvd.zoo.sites import Sites as Sites
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "ttvd.adapters": ("TTVD", "Adapter", "GradientAdapter", "Step", "create", "methods", "register"),
-    "ttvd.check": ("check_adapter",),
+    "ttvd.methods": ("TTVD", "Adapter", "GradientAdapter", "Step", "create", "methods", "register"),
+    "ttvd.testing": ("check_adapter",),
     "ttvd.geometry": ("Diagram",),
     "ttvd.metrics": ("RunningMetrics",),
-    "ttvd.models": ("SplitModel", "Statistics", "split"),
-    "ttvd.models.anchors": ("anchor_norms",),
-    "ttvd.models.sites": ("Sites",),
-    "ttvd.models.zoo": ("load",),
+    "ttvd.nn": ("SplitModel", "Statistics", "split"),
+    "ttvd.nn.anchors": ("anchor_norms",),
+    "ttvd.zoo.sites": ("Sites",),
+    "ttvd.zoo.load": ("load",),
     "ttvd.source": ("calibrate", "estimate_sites"),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}

@@ -9,11 +9,11 @@ from ttvd.bench.recipe import Recipe, parse_recipe
 from ttvd.bench.setting import Setting
 from ttvd.bench.supply import Supply
 from ttvd.data.sets import ImageSet
-from ttvd.models.checkpoint import Card, build_model, save_checkpoint
-from ttvd.models.resnet import init_weights
-from ttvd.models.split import split
-from ttvd.models.views import rotate
+from ttvd.nn.resnet import init_weights
+from ttvd.nn.split import split
+from ttvd.nn.views import rotate
 from ttvd.source import estimate_sites
+from ttvd.zoo.checkpoint import Card, build_model, save_checkpoint
 
 NAMES = ("airplane", "bird", "cat", "dog", "frog")
 

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from ttvd.models.checkpoint import Card, build_model, save_checkpoint
+from ttvd.zoo.checkpoint import Card, build_model, save_checkpoint
 
 CLASSES = ("n00000011", "n00000022", "n00000033", "n00000044")
 SHOWN = (CLASSES[3], CLASSES[1])

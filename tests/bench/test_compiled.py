@@ -7,10 +7,10 @@ import pytest
 import torch._dynamo.config
 
 from tests.bench.test_job import make_spec
-from ttvd.adapters.speed import Precision
 from ttvd.bench.job import build_adapter, execute
 from ttvd.bench.setting import Setting
 from ttvd.bench.supply import Supply
+from ttvd.engine.acceleration import Precision
 
 
 @pytest.fixture(scope="module")

@@ -22,9 +22,9 @@ from ttvd.bench.recipe import Recipe, parse_recipe
 from ttvd.bench.setting import Setting
 from ttvd.bench.supply import Supply
 from ttvd.data.corruptions import corrupt
-from ttvd.models.sites import Sites
-from ttvd.models.split import split
-from ttvd.models.views import rotate
+from ttvd.nn.split import split
+from ttvd.nn.views import rotate
+from ttvd.zoo.sites import Sites
 
 GAMMA = -0.8
 SAMPLES = '[[figures]]\nkind = "samples"\ncount = 2\n'

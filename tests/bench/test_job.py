@@ -10,7 +10,6 @@ import pytest
 import torch
 
 import ttvd
-from ttvd.adapters import find_method
 from ttvd.bench.job import build_adapter, execute, make_order
 from ttvd.bench.recipe import parse_recipe, plan
 from ttvd.bench.run import choose_step
@@ -20,8 +19,9 @@ from ttvd.bench.supply import Supply
 from ttvd.data.corruptions import corrupt
 from ttvd.data.digits import split_digits
 from ttvd.data.sets import load_set
-from ttvd.models.sites import Sites
-from ttvd.models.zoo import sites_path
+from ttvd.methods import find_method
+from ttvd.zoo.load import sites_path
+from ttvd.zoo.sites import Sites
 
 TEXT = """
 data.set = "digits"
@@ -213,7 +213,7 @@ def test_other_weights_or_images_than_those_of_the_plan_are_refused(supply: Supp
 
 def test_other_sites_of_the_same_model_make_other_runs(tmp_path: Path) -> None:
     home = sites_path("", "digits-sla").name
-    for file in (Path(str(files("ttvd.models"))) / "checkpoints").glob("digits-sla*"):
+    for file in (Path(str(files("ttvd.nn"))) / "checkpoints").glob("digits-sla*"):
         (tmp_path / file.name).write_bytes(file.read_bytes())
     setting = Setting(checkpoints=tmp_path)
     before = {name: make_spec(Supply(setting), name, 'checkpoint = "digits-sla"') for name in ("ttvd", "bn")}
@@ -230,7 +230,7 @@ def test_other_anchors_make_other_runs_of_those_alone_who_use_them(
     tmp_path: Path, change: str, views: int
 ) -> None:
     home, setting = tmp_path / sites_path("", "digits-sla").name, Setting(checkpoints=tmp_path)
-    for file in (Path(str(files("ttvd.models"))) / "checkpoints").glob("digits-sla*"):
+    for file in (Path(str(files("ttvd.nn"))) / "checkpoints").glob("digits-sla*"):
         (tmp_path / file.name).write_bytes(file.read_bytes())
     bare = ["vd", "civd", "pd", "cipd", "ttvd-paper", "ttvd-reference", "bn", "ttvd statistics=batch"]
     bare += ["ttvd statistics=track:64:2048:renorm", "ttvd-paper statistics=count:16"]
@@ -267,7 +267,7 @@ def test_other_anchors_make_other_runs_of_those_alone_who_use_them(
 
 def test_another_loss_of_rotations_makes_other_runs_of_steps_by_need_alone(tmp_path: Path) -> None:
     home, setting = tmp_path / sites_path("", "digits-sla").name, Setting(checkpoints=tmp_path)
-    for file in (Path(str(files("ttvd.models"))) / "checkpoints").glob("digits-sla*"):
+    for file in (Path(str(files("ttvd.nn"))) / "checkpoints").glob("digits-sla*"):
         (tmp_path / file.name).write_bytes(file.read_bytes())
     runs = [(name, "") for name in ("ttvd", "bn", "ttvd-paper", "ttvd-reference", "vd", "civd", "pd", "cipd")]
     runs += [("ttvd", "by_need = false"), ("ttvd", "by_need = true"), ("civd", "by_need = true")]

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 import ttvd
 from ttvd.bench.run import choose_step, run
-from ttvd.toy import make_world
+from ttvd.testing import make_world
 
 
 def make_net() -> nn.Module:

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from ttvd.adapters import methods
 from ttvd.bench.recipe import parse_recipe, plan, read_recipe
 from ttvd.bench.recipe.planning import list_entries
 from ttvd.bench.setting import Setting
@@ -14,6 +13,7 @@ from ttvd.bench.spec import Member
 from ttvd.bench.supply import Supply
 from ttvd.cli.bench import _read as apply_flags
 from ttvd.data.corruptions import CORRUPTIONS, EXTRA
+from ttvd.methods import methods
 
 RECIPES = sorted((Path(__file__).parents[2] / "recipes").glob("*.toml"))
 BASE = """
@@ -288,7 +288,7 @@ def test_a_whole_number_for_a_real_one_is_the_same_run() -> None:
 def test_a_plan_does_not_go_through_the_source_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for end in ("json", "safetensors"):
         name = f"digits-sla.{end}"
-        (tmp_path / name).write_bytes((Path(str(files("ttvd.models"))) / "checkpoints" / name).read_bytes())
+        (tmp_path / name).write_bytes((Path(str(files("ttvd.nn"))) / "checkpoints" / name).read_bytes())
     monkeypatch.setattr(Supply, "_training", lambda *_: pytest.fail("the source data were asked for"))
     text = BASE.replace("digits-plain", "digits-sla").replace("digits-rotation", "digits-sla")
     recipe = parse_recipe(text + '[[methods]]\nname = ["ttvd", "eata", "adanpc"]', "test")

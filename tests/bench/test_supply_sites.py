@@ -8,14 +8,14 @@ import pytest
 import torch
 from torch import nn
 
-from ttvd.adapters import find_method
 from ttvd.bench.job import execute
 from ttvd.bench.recipe import parse_recipe, plan
 from ttvd.bench.setting import Setting
 from ttvd.bench.spec import Spec
 from ttvd.bench.supply import Supply
-from ttvd.models.sites import Sites
-from ttvd.models.zoo import load, sites_path
+from ttvd.methods import find_method
+from ttvd.zoo.load import load, sites_path
+from ttvd.zoo.sites import Sites
 
 TEXT = """
 data = {set = "digits", corruptions = ["fog"], limit = 60}
@@ -28,7 +28,7 @@ methods = [{name = "civd"}]
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A checkpoint with sites of all source data and, shifted, with some that claim to be of a twentieth."""
-    for file in (Path(str(files("ttvd.models"))) / "checkpoints").glob("digits-sla*"):
+    for file in (Path(str(files("ttvd.nn"))) / "checkpoints").glob("digits-sla*"):
         (tmp_path / file.name).write_bytes(file.read_bytes())
     sites = Sites.load(sites_path(tmp_path, "digits-sla"))
     replace(sites, means=sites.means + 1.0).save(sites_path(tmp_path, "digits-sla", 0.05))
@@ -79,9 +79,9 @@ def test_a_function_is_called_once(folder: Path, monkeypatch: pytest.MonkeyPatch
         calls.append(1)
         return load("digits-sla").model
 
-    monkeypatch.setattr("ttvd.toy.net", build, raising=False)
+    monkeypatch.setattr("ttvd.testing.net", build, raising=False)
     supply = Supply(Setting(checkpoints=folder))
-    supply.weights("ttvd.toy:net", find_method("civd"), 0.05, {})
+    supply.weights("ttvd.testing:net", find_method("civd"), 0.05, {})
     assert len(calls) == 1
 
 

@@ -5,7 +5,7 @@ import torch
 from benchmarks.worlds import Network
 from torch import nn
 
-from ttvd.models.resnet import ResNet
+from ttvd.nn.resnet import ResNet
 
 
 def make_net(outputs: int) -> nn.Module:

@@ -12,7 +12,7 @@ from benchmarks.worlds import Mode, Network, World
 
 import ttvd
 from benchmarks import worlds
-from ttvd.adapters import TTVD, GradientAdapter
+from ttvd.methods import TTVD, GradientAdapter
 
 CPU = torch.device("cpu")
 DIFFERENT = {"ttvd", "ttvd-reference"}

@@ -13,8 +13,8 @@ from ttvd.data.digits import split_digits
 from ttvd.demo.everything import measure_method
 from ttvd.demo.job import DOMAINS, ENTRIES, Domain, Entry, measure
 from ttvd.demo.sources import PLANS, SPECIAL_PLANS, Plan, train_source
-from ttvd.models.zoo import available
 from ttvd.source import Epoch, evaluate
+from ttvd.zoo.load import available
 
 
 @pytest.mark.parametrize("plan", [*PLANS, *SPECIAL_PLANS], ids=lambda plan: plan.name)

@@ -11,7 +11,7 @@ import torch
 import ttvd
 from tests.deploy.commands import RUNNER, run_adapt
 from ttvd.cli.main import app
-from ttvd.models.views import AggregatedViews
+from ttvd.nn.views import AggregatedViews
 
 
 def test_predictions_are_those_of_the_library_in_input_order(digits: Path, tmp_path: Path) -> None:

@@ -18,8 +18,7 @@ from ttvd.bench.setting import Setting
 from ttvd.bench.store import Figure
 from ttvd.bench.supply import Supply
 from ttvd.geometry import Diagram
-from ttvd.models.sites import Sites
-from ttvd.models.split import SplitModel, split
+from ttvd.nn.split import SplitModel, split
 from ttvd.report import planes
 from ttvd.report.document import Notice
 from ttvd.report.feature_plane import Plane
@@ -30,6 +29,7 @@ from ttvd.report.planes import Box, Grid
 from ttvd.report.samples import NAMED, plot_bars, plot_image
 from ttvd.report.slice_exhibits import RESOLUTION, Slice
 from ttvd.report.style import MUTED, RIGHT, WRONG, class_colour, lighten
+from ttvd.zoo.sites import Sites
 
 BOX: Box = (-2.0, -2.0, 2.0, 2.0)
 

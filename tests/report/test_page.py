@@ -15,11 +15,11 @@ from ttvd.demo.job import Domain, Entry, Results
 from ttvd.demo.page import make_table, write_page
 from ttvd.demo.sources import PLANS
 from ttvd.metrics import RunningMetrics
-from ttvd.models.checkpoint import build_model, save_checkpoint
-from ttvd.models.resnet import init_weights
+from ttvd.nn.resnet import init_weights
 from ttvd.report.page import Cell, Exhibit, Page, Panel, Strip, Table, encode, render
 from ttvd.report.style import house_style, new_panel
 from ttvd.source import estimate_sites
+from ttvd.zoo.checkpoint import build_model, save_checkpoint
 
 ENTRIES = (
     Entry("source", "source", "digits-plain"),

@@ -6,12 +6,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from ttvd.models.fingerprint import fingerprint
-from ttvd.models.resnet import ResNet
-from ttvd.models.source_features import SourceFeatures
-from ttvd.models.split import split
-from ttvd.models.tensorfile import write_tensors
+from ttvd.nn.fingerprint import fingerprint
+from ttvd.nn.resnet import ResNet
+from ttvd.nn.split import split
 from ttvd.source.collect import collect_features
+from ttvd.zoo.source_features import SourceFeatures
+from ttvd.zoo.tensorfile import write_tensors
 
 
 def make_net(outputs: int = 3) -> ResNet:

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import IterableDataset, TensorDataset
 
-from ttvd.models.resnet import ResNet
+from ttvd.nn.resnet import ResNet
 from ttvd.source.fisher import estimate_fisher, load_fisher, save_fisher
 
 

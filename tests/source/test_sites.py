@@ -5,10 +5,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from ttvd.models.resnet import ResNet
-from ttvd.models.sites import fingerprint
-from ttvd.models.split import split
+from ttvd.nn.resnet import ResNet
+from ttvd.nn.split import split
 from ttvd.source.sites import choose_fraction, estimate_sites
+from ttvd.zoo.sites import fingerprint
 
 
 def make_net(outputs: int = 12) -> ResNet:

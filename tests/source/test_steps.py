@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.source.test_train import make_model, make_stripes
-from ttvd.models.rotation import RotationNet
+from ttvd.nn.rotation import RotationNet
 from ttvd.source.evaluate import evaluate
 from ttvd.source.recipe import Recipe
 from ttvd.source.state import Epoch, Training

@@ -11,13 +11,13 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from ttvd.geometry import Diagram, point_scores, view_scores
-from ttvd.models.fingerprint import fingerprint
-from ttvd.models.sites import Sites
-from ttvd.models.split import SplitModel, split
-from ttvd.models.views import rotate
+from ttvd.nn.fingerprint import fingerprint
+from ttvd.nn.split import SplitModel, split
+from ttvd.nn.views import rotate
 from ttvd.source.collect import choose_rows
 from ttvd.source.sites import estimate_sites
 from ttvd.source.temperature import calibrate, fit_temperature
+from ttvd.zoo.sites import Sites
 
 
 def noisy_scores(seed: int, n: int = 200, k: int = 5) -> tuple[Tensor, Tensor]:

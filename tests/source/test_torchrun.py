@@ -14,8 +14,8 @@ import sys
 import torch
 from safetensors.torch import save_file
 
-from ttvd.models.resnet import ResNet
-from ttvd.models.split import split
+from ttvd.nn.resnet import ResNet
+from ttvd.nn.split import split
 from ttvd.source import Recipe, estimate_sites, train
 
 torch.set_num_threads(1)

@@ -6,15 +6,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ttvd.models.resnet import ResNet
-from ttvd.models.rotation import RotationNet
-from ttvd.models.split import split
-from ttvd.models.tensorfile import write_tensors
+from ttvd.nn.resnet import ResNet
+from ttvd.nn.rotation import RotationNet
+from ttvd.nn.split import split
 from ttvd.source.evaluate import evaluate
 from ttvd.source.objectives import plain_loss, rotation_loss, sla_loss
 from ttvd.source.recipe import Recipe
 from ttvd.source.state import Epoch
 from ttvd.source.train import train
+from ttvd.zoo.tensorfile import write_tensors
 
 QUICK = Recipe(epochs=4, batch_size=32, lr=0.02, optimizer="adamw", schedule="cosine", padding=1, flip=False)
 

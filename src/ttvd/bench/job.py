@@ -11,10 +11,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ttvd.adapters import Adapter, create, find_method
-from ttvd.adapters.capture import is_compiled
-from ttvd.adapters.fit import fit_to_method
-from ttvd.adapters.speed import Precision
 from ttvd.bench.memory import watch_memory
 from ttvd.bench.origin import check_method, check_origin
 from ttvd.bench.run import Row, run
@@ -24,7 +20,11 @@ from ttvd.data import streams
 from ttvd.data.prefetch import prefetch
 from ttvd.data.sets import ImageFolder
 from ttvd.data.streams import Order
-from ttvd.models.norms import Statistics
+from ttvd.engine.acceleration import Precision
+from ttvd.engine.step_runner import is_compiled
+from ttvd.methods import Adapter, create, find_method
+from ttvd.methods.fitting import fit_to_method
+from ttvd.nn.norms import Statistics
 
 _AHEAD = 4  # batches that are decoded ahead
 ORDERS: dict[str, Callable[..., Order]] = {

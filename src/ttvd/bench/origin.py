@@ -7,9 +7,9 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from ttvd.adapters import find_method
-from ttvd.models.norms import Statistics
-from ttvd.models.sites import Sites
+from ttvd.methods import find_method
+from ttvd.nn.norms import Statistics
+from ttvd.zoo.sites import Sites
 
 if TYPE_CHECKING:
     from ttvd.bench.spec import Spec
@@ -67,7 +67,7 @@ def check_origin(spec: Spec, supply: Supply) -> None:
 
 def check_method(spec: Spec, supply: Supply) -> None:
     """Refuse, in one sentence, a run whose source model lacks what the method needs."""
-    from ttvd.models.instance_norm import InstanceAwareBatchNorm2d
+    from ttvd.nn.instance_norm import InstanceAwareBatchNorm2d
 
     method, source = find_method(spec.method), supply.source(spec.checkpoint)
     modules = list(source.model.modules())

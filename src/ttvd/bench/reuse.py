@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 import torch
 
-from ttvd.adapters import Adapter
+from ttvd.methods import Adapter
 
 KEPT = 4
 """Adapters that are kept between runs; the one that was not used for longest goes."""

@@ -9,10 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ttvd.adapters.base import Adapter
 from ttvd.bench.answers import Answer, Clock, Score, Scores
+from ttvd.methods.adapter import Adapter
 from ttvd.metrics import RunningMetrics
-from ttvd.models.norms import follows_stream, settled_stream
+from ttvd.nn.norms import follows_stream, settled_stream
 
 
 @dataclass(frozen=True)

@@ -12,20 +12,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ttvd.adapters import Method
-from ttvd.adapters.fit import fit_to_method
 from ttvd.bench.origin import count_anchored_views, hash_sites
 from ttvd.bench.reuse import Adapters
 from ttvd.bench.setting import Setting
 from ttvd.bench.spec import CLEAN, Domain, Spec
 from ttvd.data.corruptions import corrupt
 from ttvd.data.sets import ClassMap, ImageFolder, ImageSet, find_classes, load_set
-from ttvd.models.find import find_sites, find_source
-from ttvd.models.fingerprint import fingerprint
-from ttvd.models.sites import Sites
-from ttvd.models.zoo import Source
+from ttvd.methods import Method
+from ttvd.methods.fitting import fit_to_method
+from ttvd.nn.fingerprint import fingerprint
 from ttvd.source import calibrate, collect_features, estimate_fisher, estimate_sites
 from ttvd.source.held_out import is_held_out
+from ttvd.zoo.find import find_sites, find_source
+from ttvd.zoo.load import Source
+from ttvd.zoo.sites import Sites
 
 OFFICIAL = "official"
 # Sets that come corrupted, and sets that show a part of the classes, with the set that they are made from.

@@ -10,11 +10,11 @@ import typer
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ttvd.adapters import Adapter
     from ttvd.deploy.inputs import Batch, Inputs
     from ttvd.deploy.job import PredictionFile, Summary
     from ttvd.deploy.states import Place, StateFile
-    from ttvd.models.zoo import Source
+    from ttvd.methods import Adapter
+    from ttvd.zoo.load import Source
 
 SAVE_EVERY = 100  # batches between two saved states
 
@@ -52,13 +52,13 @@ def adapt(
     """
     from rich.console import Console
 
-    from ttvd.adapters import create, find_method
-    from ttvd.adapters.fit import fit_to_method
     from ttvd.cli.needs import check_device, parse_settings, require
     from ttvd.deploy import job
     from ttvd.deploy.inputs import iterate_batches, open_inputs
     from ttvd.deploy.states import Place, StateFile
-    from ttvd.models.find import find_source
+    from ttvd.methods import create, find_method
+    from ttvd.methods.fitting import fit_to_method
+    from ttvd.zoo.find import find_source
 
     if interpolation not in ("bilinear", "bicubic"):
         raise ValueError(f"--interpolation must be bilinear or bicubic, got {interpolation!r}")

@@ -112,8 +112,8 @@ def _compare_all(out: Path, folder: Path | None, limit: int, seed: int, console:
     from rich import box
     from rich.table import Table
 
-    from ttvd.adapters import methods
     from ttvd.demo.everything import DOMAIN, measure_all
+    from ttvd.methods import methods
 
     with console.status("Starting") as status:
         outcomes = measure_all(limit, seed, folder=folder, progress=status.update)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import typer
 
 if TYPE_CHECKING:
-    from ttvd.adapters import Method
+    from ttvd.methods import Method
 
 
 def show_methods(
@@ -19,7 +19,7 @@ def show_methods(
     from rich.table import Table
     from rich.text import Text
 
-    from ttvd.adapters import find_method, methods
+    from ttvd.methods import find_method, methods
 
     console = Console()
     if markdown:

@@ -30,7 +30,7 @@ def parse_settings(settings: list[str], allowed: dict[str, Any]) -> dict[str, An
     """
     import json
 
-    from ttvd.models.norms import Statistics
+    from ttvd.nn.norms import Statistics
 
     parsed: dict[str, Any] = {}
     for setting in settings:

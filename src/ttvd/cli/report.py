@@ -54,7 +54,7 @@ def report(
 
 
 def _make_page(store: "Reader", recipes: list[str], reference: str | None) -> "Document":
-    from ttvd.adapters import methods
+    from ttvd.methods import methods
     from ttvd.report.study_page import make_page
 
     summaries = {name: method.summary for name, method in methods().items()}

@@ -9,14 +9,14 @@ from typing import Any
 
 import torch
 
-from ttvd.adapters import Method, create, methods
 from ttvd.bench import Record, run
 from ttvd.bench.memory import watch_memory
 from ttvd.data.digits import split_digits
 from ttvd.demo.job import Domain, stream
-from ttvd.models.zoo import Source, load
+from ttvd.methods import Method, create, methods
 from ttvd.source import collect_features, estimate_fisher
 from ttvd.source.held_out import is_held_out
+from ttvd.zoo.load import Source, load
 
 DOMAIN = Domain("gaussian_noise", 5)
 

@@ -12,14 +12,14 @@ from ttvd.bench.figures.plane import trace_plane
 from ttvd.bench.figures.samples import find_samples
 from ttvd.bench.figures.scene import describe_images
 from ttvd.demo.job import BATCH, Domain, Results, stream
-from ttvd.models.sites import Sites
-from ttvd.models.split import SplitModel, split
-from ttvd.models.zoo import load
+from ttvd.nn.split import SplitModel, split
 from ttvd.report.curves import plot_curves, plot_reliability
 from ttvd.report.page import Exhibit, Panel, Strip, encode
 from ttvd.report.plane_exhibits import draw_plane
 from ttvd.report.sample_exhibits import draw_samples
 from ttvd.report.style import house_style, new_panel
+from ttvd.zoo.load import load
+from ttvd.zoo.sites import Sites
 
 PLANE_DOMAIN = Domain(
     "gaussian_noise", 4

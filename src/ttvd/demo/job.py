@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ttvd.adapters import Adapter, create
 from ttvd.bench import Interval, Record, Row, paired_difference, run, spec
 from ttvd.data.corruptions import corrupt
 from ttvd.data.digits import split_digits
 from ttvd.data.streams import batches, iid
-from ttvd.models.views import AggregatedViews
-from ttvd.models.zoo import Source, load
+from ttvd.methods import Adapter, create
+from ttvd.nn.views import AggregatedViews
+from ttvd.zoo.load import Source, load
 
 BATCH = 64
 

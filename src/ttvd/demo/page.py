@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from ttvd.adapters import methods
 from ttvd.data.digits import split_digits
 from ttvd.data.streams import iid, order_hash
 from ttvd.demo.figures import OURS, draw_figures
 from ttvd.demo.job import BATCH, Entry, Results
 from ttvd.files import open_atomic
+from ttvd.methods import methods
 from ttvd.report.page import Cell, Page, Table, render
 
 TITLE = "Corrupted digits: adapting a classifier while it is used"

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ttvd.data.digits import split_digits
-from ttvd.models.checkpoint import Card
 from ttvd.source import Epoch, Recipe
 from ttvd.source.produce import produce
+from ttvd.zoo.checkpoint import Card
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ from typing import Self, TextIO
 
 from torch import Tensor
 
-from ttvd.adapters import Adapter
-from ttvd.adapters.objectives import entropy
 from ttvd.deploy.inputs import Batch, Inputs
+from ttvd.methods import Adapter
+from ttvd.methods.shared.losses import entropy
 
 COLUMNS = ("name", "prediction", "confidence", "class")
 

@@ -7,9 +7,9 @@ from typing import Any
 
 from torch import nn
 
-from ttvd.adapters import Adapter
-from ttvd.models.fingerprint import fingerprint
-from ttvd.models.tensorfile import read_tensors, write_tensors
+from ttvd.methods import Adapter
+from ttvd.nn.fingerprint import fingerprint
+from ttvd.zoo.tensorfile import read_tensors, write_tensors
 
 STATE = "ttvd.state"
 STATE_VERSION = 1

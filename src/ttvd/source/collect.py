@@ -4,12 +4,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ttvd.models.fingerprint import fingerprint
-from ttvd.models.source_features import SourceFeatures
-from ttvd.models.split import split
+from ttvd.nn.fingerprint import fingerprint
+from ttvd.nn.split import split
 from ttvd.source.features import Data, find_labels, iterate_batches, stream_features
 from ttvd.source.images import check_labels
 from ttvd.source.sites import choose_fraction
+from ttvd.zoo.source_features import SourceFeatures
 
 
 def collect_features(
@@ -24,7 +24,7 @@ def collect_features(
     """Features of source samples in evaluation mode, normalised to length 1, with their labels.
 
     Args:
-        model: A ``SplitModel``, or any classifier that :func:`ttvd.models.split` understands.
+        model: A ``SplitModel``, or any classifier that :func:`ttvd.nn.split` understands.
         data: Tensors ``(images, labels)``, a map-style dataset, or an iterable of batches; images are uint8 or
             floating point in [0, 1]. Give images as the model sees them in use, without augmentation.
         fraction: Share of every class to use; 1 for an iterable.

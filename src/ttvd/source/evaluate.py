@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor, nn
 
-from ttvd.models.split import evaluating
-from ttvd.models.views import aggregate, rotate
+from ttvd.nn.split import evaluating
+from ttvd.nn.views import aggregate, rotate
 from ttvd.source.images import check_images, check_labels, to_unit
 
 

@@ -11,8 +11,8 @@ from torch.utils.data import Dataset, IterableDataset, default_collate
 
 from ttvd.data.prefetch import prefetch
 from ttvd.data.sets import ImageFolder, ImageSet
-from ttvd.models.split import evaluating, split
-from ttvd.models.views import rotate
+from ttvd.nn.split import evaluating, split
+from ttvd.nn.views import rotate
 from ttvd.source.distributed import Group
 from ttvd.source.images import check_images, check_labels, to_unit
 

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, IterableDataset, default_collate
 
 from ttvd.data.sets import ImageFolder, ImageSet
-from ttvd.models.norms import Statistics, apply_statistics, select_parameters
-from ttvd.models.split import shared_copy
-from ttvd.models.tensorfile import read_tensors, write_tensors
+from ttvd.nn.norms import Statistics, apply_statistics, select_parameters
+from ttvd.nn.split import shared_copy
 from ttvd.source.images import check_images, to_unit
+from ttvd.zoo.tensorfile import read_tensors, write_tensors
 
 KIND = "ttvd.fisher"
 FORMAT_VERSION = 1

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ttvd.models.views import join_labels, rotate
+from ttvd.nn.views import join_labels, rotate
 
 VIEWS = 4
 """SLA and the rotation head learn the four quarter turns, as the paper and TTAB do."""
@@ -45,7 +45,7 @@ def check_model(model: nn.Module, objective: str, example: Tensor, num_classes: 
     """Refuse a model whose outputs do not fit the objective; the model must be in evaluation mode."""
     if objective == "rotation" and not callable(getattr(model, "forward_rotation", None)):
         raise ValueError(
-            "objective 'rotation' needs a second head: train ttvd.models.rotation.RotationNet(model)"
+            "objective 'rotation' needs a second head: train ttvd.nn.rotation.RotationNet(model)"
         )
     outputs = model(example).shape[1]
     views = VIEWS if objective == "sla" else 1

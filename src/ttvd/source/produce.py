@@ -8,9 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ttvd.models.checkpoint import Card, build_model, save_checkpoint
-from ttvd.models.resnet import init_weights
-from ttvd.models.zoo import available, load, sites_path
+from ttvd.nn.resnet import init_weights
 from ttvd.source.evaluate import evaluate
 from ttvd.source.held_out import is_held_out
 from ttvd.source.recipe import Recipe
@@ -18,6 +16,8 @@ from ttvd.source.sites import estimate_sites
 from ttvd.source.state import Epoch
 from ttvd.source.temperature import calibrate
 from ttvd.source.train import train
+from ttvd.zoo.checkpoint import Card, build_model, save_checkpoint
+from ttvd.zoo.load import available, load, sites_path
 
 Labelled = tuple[Tensor, Tensor]
 

@@ -5,12 +5,12 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor, nn
 
-from ttvd.models.sites import Sites, fingerprint
-from ttvd.models.split import split
-from ttvd.models.views import TURNS, check_views
+from ttvd.nn.split import split
+from ttvd.nn.views import TURNS, check_views
 from ttvd.source.distributed import Group, join_group, local_device
 from ttvd.source.features import Data, find_labels, iterate_batches, stream_features
 from ttvd.source.images import check_labels
+from ttvd.zoo.sites import Sites, fingerprint
 
 
 class SiteAccumulator:
@@ -106,7 +106,7 @@ def estimate_sites(
     returns the sites that one alone would have found.
 
     Args:
-        model: A ``SplitModel``, or any classifier that :func:`ttvd.models.split` understands.
+        model: A ``SplitModel``, or any classifier that :func:`ttvd.nn.split` understands.
         data: Tensors ``(images, labels)``, a map-style dataset, or an iterable of batches; images are uint8 or
             floating point in [0, 1]. Give images as the model sees them in use, without augmentation.
         num_classes: Found from the labels unless given, and then the head must have an output for each class, or

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ttvd.models.tensorfile import read_tensors, write_tensors
 from ttvd.source.recipe import Recipe
+from ttvd.zoo.tensorfile import read_tensors, write_tensors
 
 KIND = "ttvd.training"
 FORMAT_VERSION = 1

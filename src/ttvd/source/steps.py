@@ -5,8 +5,8 @@ import warnings
 import torch
 from torch import Tensor, nn
 
-from ttvd.models.graphs import capturing, refusing_to_wait
-from ttvd.models.traits import Traits, has_hooks
+from ttvd.engine.cuda_graphs import capturing, refusing_to_wait
+from ttvd.engine.graph_guard import Traits, has_hooks
 from ttvd.source.augment import crop_and_flip
 from ttvd.source.distributed import Group
 from ttvd.source.images import to_unit

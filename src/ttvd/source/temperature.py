@@ -15,12 +15,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ttvd.geometry import Diagram, view_scores
-from ttvd.models.anchors import watch_norms
-from ttvd.models.sites import STRUCTURES, Sites, temperature_key
-from ttvd.models.split import split
+from ttvd.nn.anchors import watch_norms
+from ttvd.nn.split import split
 from ttvd.source.collect import choose_rows
 from ttvd.source.features import Data, iterate_batches, stream_features
 from ttvd.source.images import check_labels
+from ttvd.zoo.sites import STRUCTURES, Sites, temperature_key
 
 _STEPS = 100
 _DOUBLINGS = 60
@@ -129,7 +129,7 @@ def calibrate(
 ) -> Sites:
     """Measure on held-out source data what sites alone do not tell: temperatures, anchors of norms, loss of rotations.
 
-    Anchors are what the data show to the batch norms (``ttvd.models.anchors``); norms that follow a stream start there.
+    Anchors are what the data show to the batch norms (``ttvd.nn.anchors``); norms that follow a stream start there.
     The loss of the rotations of the views, where the head tells them apart, is what streams are held against
     (``TTVD(by_need=...)``). ``structures=()`` measures these two alone. Where no temperature fits a structure (its
     scores say nothing about the labels), a warning says so and the others are kept.

@@ -9,14 +9,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ttvd.adapters import Adapter, create
-from ttvd.adapters.t3a import T3A
 from ttvd.bench.figures.scene import GAMMA, Batches, Options, Scene, check_positive, power_diagrams, trace
 from ttvd.bench.figures.values import Description, Floats, Move, PlaneData, Tree
 from ttvd.geometry import Diagram
-from ttvd.models.sites import Sites
-from ttvd.models.split import SplitModel
-from ttvd.models.views import AggregatedViews, rotate
+from ttvd.methods import Adapter, create
+from ttvd.methods.t3a import T3A
+from ttvd.nn.split import SplitModel
+from ttvd.nn.views import AggregatedViews, rotate
+from ttvd.zoo.sites import Sites
 
 LR = 5e-3  # SGD, for every method that takes gradient steps: the largest value of the paper's search
 MOVED = 32  # images of the batch whose moves are drawn

@@ -10,13 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ttvd.adapters import create
 from ttvd.bench.figures.scene import GAMMA, Batches, Options, Scene, check_count, trace
 from ttvd.bench.figures.values import Array, Description, Floats, Labels, Tree
 from ttvd.geometry import Diagram, distances, soft_labels, view_influence, view_scores
-from ttvd.models.sites import Sites
-from ttvd.models.split import SplitModel
-from ttvd.models.views import AggregatedViews, rotate
+from ttvd.methods import create
+from ttvd.nn.split import SplitModel
+from ttvd.nn.views import AggregatedViews, rotate
+from ttvd.zoo.sites import Sites
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ttvd.adapters import Adapter, find_method
 from ttvd.bench.figures.values import Description, Trace
 from ttvd.bench.recipe import Recipe
 from ttvd.bench.spec import CLEAN, Domain, Spec
@@ -20,8 +19,9 @@ from ttvd.data.corruptions import CORRUPTIONS, EXTRA, describe
 from ttvd.data.corruptions.checks import check_choice, check_severity
 from ttvd.data.streams import batches, iid
 from ttvd.geometry import Diagram
-from ttvd.models.sites import Sites
-from ttvd.models.split import SplitModel, split
+from ttvd.methods import Adapter, find_method
+from ttvd.nn.split import SplitModel, split
+from ttvd.zoo.sites import Sites
 
 Batches = Iterable[tuple[Tensor, Tensor]]
 """Images and labels; figures may go through them more than once."""

@@ -9,14 +9,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ttvd.adapters import create, find_method
 from ttvd.bench.figures.scene import GAMMA, Options, Scene, check_positive, power_diagrams, trace
 from ttvd.bench.figures.values import Description, Trace, Tree, diagram_to_arrays
 from ttvd.data.corruptions.checks import check_choice
 from ttvd.geometry import Diagram, assign, slice_plane
-from ttvd.models.sites import Sites
-from ttvd.models.split import SplitModel
-from ttvd.models.views import AggregatedViews
+from ttvd.methods import create, find_method
+from ttvd.nn.split import SplitModel
+from ttvd.nn.views import AggregatedViews
+from ttvd.zoo.sites import Sites
 
 ENOUGH = 60
 """Images of each of the three classes that are wanted."""

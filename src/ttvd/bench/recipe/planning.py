@@ -8,14 +8,14 @@ from typing import Any, Literal
 
 import torch
 
-from ttvd.adapters import Method, find_method, methods
-from ttvd.adapters.fit import fit_to_method
 from ttvd.bench.job import build_adapter, identify_adapter, make_order, to_plain
 from ttvd.bench.origin import check_method
 from ttvd.bench.recipe.parts import NEEDS, MethodPart, Recipe, Rule
 from ttvd.bench.recipe.settings import check_settings, looking_for
 from ttvd.bench.spec import Domain, Member, Spec
 from ttvd.bench.supply import CORRUPTED, OFFICIAL, Supply
+from ttvd.methods import Method, find_method, methods
+from ttvd.methods.fitting import fit_to_method
 
 # What only some method objects need of the source data takes long to make: not for a check.
 _SLOW = frozenset({"features", "fisher"})

@@ -38,7 +38,7 @@ class Preparation(NamedTuple):
 
         Args:
             config: What `timm.data.resolve_model_data_config(model)` returns. Its mean and std belong into the model,
-                as a `ttvd.models.normalize.Normalize` before it.
+                as a `ttvd.nn.normalize.Normalize` before it.
         """
         _, height, width = config["input_size"]
         mode = config.get("crop_mode", "center")

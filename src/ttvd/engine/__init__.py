@@ -1,0 +1,1 @@
+"""How a step runs: as written, as a CUDA graph, or compiled."""

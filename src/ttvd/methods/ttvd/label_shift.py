@@ -1,0 +1,85 @@
+"""How alike the images of a batch are, along a stream: it tells how far the shares of classes in a batch can be off."""
+
+import torch
+from torch import Tensor
+
+from ttvd.engine.flat import all_finite
+from ttvd.geometry.precision import upcast
+from ttvd.nn.norms import Follower
+
+START = 64
+"""Images that the state at the start, equal shares in all batches, is worth."""
+MEMORY = 1024
+"""The most images that the state is worth; older ones count less and less."""
+
+
+class Sameness(Follower):
+    """Follows how much more often two images are of one class in a batch than across batches.
+
+    If the shares of a batch are drawn from a Dirichlet distribution of concentration A around those of the stream, two
+    of its images are of one class at the rate s = b + (1 - b) / (A + 1), where b is the rate of two images of different
+    batches. The mean of p_i . p_j over the pairs of a batch estimates s, that of its mean posterior with those of
+    earlier batches b, so that the stream itself says what A is: large where batches are alike, near 0 where they come
+    sorted by class. With A imagined images the estimate of :func:`ttvd.geometry.prior.shift_weights` is what Bayes'
+    rule makes of the batch (empirical Bayes).
+
+    A model that a shift has biased towards some classes sees these in all batches alike: b grows with s, and nothing is
+    taken for unequal shares. What no batch differs in cannot be told from such a bias, and is left alone.
+
+    Args:
+        classes: How many there are, k, at least 2.
+        like: A tensor of the device and the type of the state.
+
+    Example:
+        >>> from ttvd.nn.norms import following_stream
+        >>> sameness = Sameness(4, torch.zeros(()))
+        >>> mixed = sameness.concentration().item()
+        >>> with following_stream(sameness):
+        ...     for batch in range(50):  # the first all of class 0, the next all of class 1
+        ...         sameness.follow(9.0 * torch.eye(4)[[batch % 4]].expand(64, 4))
+        >>> mixed > 1e3, sameness.concentration().item() < 0.1
+        (True, True)
+    """
+
+    excess: Tensor
+    images: Tensor
+    mean: Tensor
+
+    def __init__(self, classes: int, like: Tensor) -> None:
+        super().__init__()
+        dtype = torch.promote_types(like.dtype, torch.float32)
+        self.register_buffer("excess", torch.zeros((), dtype=dtype, device=like.device))
+        self.register_buffer("images", torch.zeros((), dtype=torch.int64, device=like.device))
+        self.register_buffer("mean", torch.full((classes,), 1 / classes, dtype=dtype, device=like.device))
+
+    @torch.no_grad()
+    def follow(self, scores: Tensor) -> None:
+        """Take a batch into account, inside ``following_stream`` and not inside ``settled_stream``.
+
+        The first batch has no other to be compared with, and one image none beside it: they only enter the mean.
+        Posteriors that are not finite change nothing.
+
+        Args:
+            scores: (b, k); their softmax are the posteriors for equal shares.
+        """
+        if not self.following or self.settled:
+            return
+        size, dtype = len(scores), self.excess.dtype
+        probs = upcast(scores).softmax(1).to(dtype)
+        total, seen = probs.sum(0), self.images.to(dtype)
+        mean = total / size
+        if size > 1:
+            rate = (total.square().sum() - probs.square().sum()) / (size * (size - 1))
+            base = (mean * self.mean).sum()  # no matrix product, which autocast would round
+            found = (rate - base) / (1 - base).clamp_min(0.05)  # one class alone tells nothing
+            step = size / (seen.clamp_max(MEMORY - START) + (START + size))
+            new = torch.lerp(self.excess, found, step * (seen > 0))
+            torch.where(all_finite(new), new, self.excess, out=self.excess)
+        merged = torch.lerp(self.mean, mean, size / (seen + size))
+        fine = all_finite(merged)
+        torch.where(fine, merged, self.mean, out=self.mean)
+        self.images.add_(fine * size)
+
+    def concentration(self) -> Tensor:
+        """A, a scalar from 0.01 to about 10,000."""
+        return 1.0 / self.excess.clamp(1e-4, 1 / 1.01) - 1.0

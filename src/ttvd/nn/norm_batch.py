@@ -1,0 +1,150 @@
+"""One pass of a batch through a network whose norms follow the stream: what they can do together."""
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ttvd.engine.compiling import compile_once
+from ttvd.engine.flat import find_runs, join_runs, write_runs
+from ttvd.engine.fused_norm import Scales
+from ttvd.nn.statistics import Statistics
+
+if TYPE_CHECKING:
+    from ttvd.nn.stream_norm import StreamNorm
+
+
+class Heard(NamedTuple):
+    """What the averages of a norm become when they have followed a batch.
+
+    Attributes:
+        mean: (c,).
+        var: (c,).
+        rows: How many the batch has.
+        mixed: Whether it is that; else it is the mean of the batch, and its variance with ``eps`` on top.
+    """
+
+    mean: Tensor
+    var: Tensor
+    rows: int
+    mixed: bool = True
+
+
+class Averages(NamedTuple):
+    """What a norm knows of the stream.
+
+    Attributes:
+        mean: (c,).
+        var: (c,).
+        rows: How many samples each channel has followed, (c,); None where that is not tracked.
+    """
+
+    mean: Tensor
+    var: Tensor
+    rows: Tensor | None
+
+    def follow(self, heard: Heard, policy: Statistics, eps: float) -> "Averages":
+        """What they become by a batch; what is not finite does not enter."""
+        mean, var = heard.mean, heard.var
+        if not heard.mixed:
+            share = share_of_batch(policy, self.rows, heard.rows, mean.dtype)
+            mean, var = torch.lerp(self.mean, mean, share), torch.lerp(self.var, var - eps, share)
+        fine = mean.isfinite() & var.isfinite()
+        rows = None if self.rows is None else self.rows + fine * heard.rows
+        return Averages(torch.where(fine, mean, self.mean), torch.where(fine, var, self.var), rows)
+
+
+def share_of_batch(
+    policy: Statistics, followed: Tensor | None, rows: int, dtype: torch.dtype
+) -> Tensor | float:
+    """Weight with which a batch enters averages, (c,) where they know how many samples they have ``followed``."""
+    if policy.memory is None or followed is None:
+        return 1.0 - policy.source_share(rows)
+    assert policy.count is not None
+    return rows / ((followed.to(dtype) + policy.count).clamp_max(policy.memory) + rows)
+
+
+class Company:
+    """The norms of a network in one pass, and what they compute together: a few operations on many numbers.
+
+    Args:
+        norms: Those of the network.
+
+    Attributes:
+        scales: What their gradients need.
+    """
+
+    def __init__(self, norms: Sequence["StreamNorm"]) -> None:
+        self._norms = norms
+        self._shares: dict[tuple[int, torch.dtype], dict[int, Tensor]] = {}
+        self.scales = Scales()
+
+    def share(self, norm: "StreamNorm", rows: int, dtype: torch.dtype) -> Tensor:
+        """Weight (c,) with which the batch enters tracked averages; good for one use, which changes the next."""
+        kind = (rows, dtype)
+        if kind not in self._shares:
+            # Of one that has heard a batch already, the averages are about to change.
+            alike = [other for other in self._norms if not other.heard and _tracks_like(other, norm)]
+            shares = _shares(alike, rows, dtype) if alike else ()
+            self._shares[kind] = {id(other): share for other, share in zip(alike, shares, strict=True)}
+        found = self._shares[kind].get(id(norm))
+        for known in self._shares.values():
+            known.pop(id(norm), None)
+        return _shares([norm], rows, dtype)[0] if found is None else found
+
+    def forget(self) -> None:
+        """The averages have changed: weights must be computed anew."""
+        self._shares.clear()
+
+
+def _tracks_like(one: "StreamNorm", other: "StreamNorm") -> bool:
+    return (
+        one.statistics == other.statistics
+        and one.running_mean is not None
+        and one.rows_followed.device == other.rows_followed.device
+    )
+
+
+def _shares(norms: Sequence["StreamNorm"], rows: int, dtype: torch.dtype) -> Sequence[Tensor]:
+    """Weights (c,) with which a batch enters the averages of norms of one policy that tracks."""
+    counts = [norm.rows_followed for norm in norms]
+    together = share_of_batch(norms[0].statistics, torch.cat(counts), rows, dtype)
+    assert isinstance(together, Tensor)
+    return torch.split(together, [len(count) for count in counts])
+
+
+@torch.no_grad()
+def take_in(norms: Iterable["StreamNorm"]) -> None:
+    """Let averages become what the norms have heard, in the order in which they have."""
+    waiting = [(norm, norm.heard) for norm in norms if norm.heard]
+    for norm, _ in waiting:
+        norm.heard = ()
+    while waiting:
+        groups: dict[tuple[Any, ...], list[tuple[StreamNorm, Heard]]] = {}
+        for norm, (heard, *_) in waiting:
+            kind = (heard.mean.dtype, heard.mean.device, heard.rows, heard.mixed, norm.eps, norm.statistics)
+            groups.setdefault(kind, []).append((norm, heard))
+        for group in groups.values():
+            _take_in(group)
+        waiting = [(norm, rest[1:]) for norm, rest in waiting if len(rest) > 1]
+
+
+def _take_in(group: Sequence[tuple["StreamNorm", Heard]]) -> None:
+    """Those of norms that are alike, together."""
+    first, heard = group[0]
+    dtype = heard.mean.dtype
+    names = ["running_mean", "running_var"] + ["rows_followed"] * (first.statistics.memory is not None)
+    buffers = [[norm.get_buffer(name) for norm, _ in group] for name in names]
+    runs = [find_runs(parts) for parts in buffers]
+    mean, var, *rows = map(join_runs, runs)
+    told = heard._replace(
+        mean=torch.cat([part.mean for _, part in group]), var=torch.cat([part.var for _, part in group])
+    )
+    known = Averages(mean.to(dtype), var.to(dtype), rows[0] if rows else None)
+    # What is not mixed comes of a compiled network.
+    follow = Averages.follow if heard.mixed else compile_once(Averages.follow)
+    averages = follow(known, told, first.statistics, first.eps)
+    for parts, places, new in zip(buffers, runs, averages, strict=False):
+        if new is not None:
+            write_runs(parts, places, new)

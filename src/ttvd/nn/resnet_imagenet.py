@@ -1,0 +1,131 @@
+"""ResNet-18 and ResNet-50 for large images, with the parameter names of torchvision.
+
+Weights published for torchvision's networks load directly (``model.load_state_dict(weights)``); the
+normalisation is a layer here, so that images are passed in [0, 1].
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from ttvd.nn.normalize import IMAGENET_MEAN, IMAGENET_STD, Normalize
+from ttvd.nn.resnet import make_norm
+
+
+class Block(nn.Module):
+    """A basic block (two 3 x 3 convolutions) or a bottleneck (1 x 1, 3 x 3 with the stride, 1 x 1).
+
+    Args:
+        inputs: Channels that come in.
+        width: Channels of the 3 x 3 convolutions.
+        stride: Stride of the block.
+        expansion: 1 for the basic block, 4 for the bottleneck.
+        norm: ``batch``, ``group`` or ``instance-aware``.
+    """
+
+    def __init__(self, inputs: int, width: int, stride: int, expansion: int, norm: str = "batch") -> None:
+        super().__init__()
+        outputs = width * expansion
+        if expansion == 1:
+            shapes = [(inputs, width, 3, stride), (width, width, 3, 1)]
+        else:
+            shapes = [(inputs, width, 1, 1), (width, width, 3, stride), (width, outputs, 1, 1)]
+        self.depth = len(shapes)
+        for i, (channels, filters, size, step) in enumerate(shapes, 1):
+            self.add_module(f"conv{i}", nn.Conv2d(channels, filters, size, step, size // 2, bias=False))
+            self.add_module(f"bn{i}", make_norm(norm, filters))
+        self.downsample: nn.Module | None = None
+        if stride != 1 or inputs != outputs:
+            projection = nn.Conv2d(inputs, outputs, 1, stride, bias=False)
+            self.downsample = nn.Sequential(projection, make_norm(norm, outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Images of ``inputs`` channels to images of ``width * expansion`` channels."""
+        shortcut = x if self.downsample is None else self.downsample(x)
+        for i in range(1, self.depth + 1):
+            x = getattr(self, f"bn{i}")(getattr(self, f"conv{i}")(x))
+            x = torch.relu(x + shortcut if i == self.depth else x)
+        return x
+
+
+class ImageNetResNet(nn.Module):
+    """Residual network of four stages with a 7 x 7 stem.
+
+    Args:
+        num_classes: Outputs of the head (k * v for an SLA classifier).
+        blocks: Blocks of each of the four stages.
+        expansion: 1 for basic blocks, 4 for bottlenecks.
+        norm: ``batch``, ``group`` or ``instance-aware`` (what NOTE needs).
+        mean: Normalisation of the input, one value per channel; not part of ``state_dict()``.
+        std: Likewise.
+    """
+
+    def __init__(
+        self,
+        num_classes: int = 1000,
+        *,
+        blocks: Sequence[int] = (2, 2, 2, 2),
+        expansion: int = 1,
+        norm: str = "batch",
+        mean: Sequence[float] = IMAGENET_MEAN,
+        std: Sequence[float] = IMAGENET_STD,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        super().__init__()
+        self.normalize = Normalize(3, mean, std, persistent=False)
+        self.conv1 = nn.Conv2d(3, 64, 7, 2, 3, bias=False)
+        self.bn1 = make_norm(norm, 64)
+        self.maxpool = nn.MaxPool2d(3, 2, 1)
+        inputs = 64
+        for i, (width, count) in enumerate(zip((64, 128, 256, 512), blocks, strict=True)):
+            stage = nn.Sequential()
+            for j in range(count):
+                stage.append(Block(inputs, width, 2 if i > 0 and j == 0 else 1, expansion, norm))
+                inputs = width * expansion
+            self.add_module(f"layer{i + 1}", stage)
+        self.num_features = inputs
+        self.fc = nn.Linear(inputs, num_classes)
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(
+                    module.weight, mode="fan_out", nonlinearity="relu", generator=generator
+                )
+
+    def forward_features(self, x: Tensor) -> Tensor:
+        """Features (b, d) of images (b, 3, h, w) in [0, 1]."""
+        x = self.maxpool(torch.relu(self.bn1(self.conv1(self.normalize(x)))))
+        for i in range(1, 5):
+            x = getattr(self, f"layer{i}")(x)
+        return x.mean((-2, -1))
+
+    def forward_head(self, z: Tensor, pre_logits: bool = False) -> Tensor:
+        """Logits of features; ``pre_logits=True`` returns the features (timm's convention)."""
+        return z if pre_logits else self.fc(z)
+
+    def get_classifier(self) -> nn.Linear:
+        """The head (timm's convention)."""
+        return self.fc
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits of images in [0, 1]."""
+        return self.forward_head(self.forward_features(x))
+
+
+def resnet18(
+    num_classes: int = 1000, *, norm: str = "batch", generator: torch.Generator | None = None
+) -> ImageNetResNet:
+    """ResNet-18 (11.7 million parameters).
+
+    Example:
+        >>> sum(p.numel() for p in resnet18().parameters())
+        11689512
+    """
+    return ImageNetResNet(num_classes, blocks=(2, 2, 2, 2), expansion=1, norm=norm, generator=generator)
+
+
+def resnet50(
+    num_classes: int = 1000, *, norm: str = "batch", generator: torch.Generator | None = None
+) -> ImageNetResNet:
+    """ResNet-50 with the stride in the 3 x 3 convolution (25.6 million parameters)."""
+    return ImageNetResNet(num_classes, blocks=(3, 4, 6, 3), expansion=4, norm=norm, generator=generator)

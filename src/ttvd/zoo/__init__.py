@@ -1,0 +1,1 @@
+"""Checkpoints, their cards, and the sites of a model."""

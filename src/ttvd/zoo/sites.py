@@ -1,0 +1,199 @@
+"""Sites: the class means of the source features, per view, and the model they belong to."""
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from ttvd.nn.anchors import Anchors
+from ttvd.nn.fingerprint import fingerprint as fingerprint
+from ttvd.nn.split import SplitModel
+from ttvd.zoo.tensorfile import read_tensors, write_tensors
+
+if TYPE_CHECKING:
+    from ttvd.geometry import Diagram
+
+KIND = "ttvd.sites"
+FORMAT_VERSION = 1
+STRUCTURES = ("vd", "civd", "pd", "cipd")
+"""The diagrams of the paper: Voronoi, cluster-induced Voronoi, power, cluster-induced power."""
+
+
+def temperature_key(structure: str, gamma: float | None = None) -> str:
+    """Name of a temperature: ``vd`` and ``pd`` have no exponent, ``civd@g`` and ``cipd@g`` do.
+
+    Example:
+        >>> temperature_key("civd", -0.8), temperature_key("pd")
+        ('civd@-0.8', 'pd')
+    """
+    if structure not in STRUCTURES:
+        raise ValueError(f"structure must be one of {', '.join(STRUCTURES)}, got {structure!r}")
+    if structure in ("vd", "pd"):
+        return structure
+    if gamma is None:
+        raise ValueError(f"the temperature of {structure!r} depends on the exponent: give gamma")
+    return f"{structure}@{gamma:g}"
+
+
+@dataclass(frozen=True, eq=False)
+class Sites:
+    """Class means per view, how many images they stand on, and which model made the features.
+
+    Args:
+        means: (k, v, d) float64.
+        counts: (k, v) int64, all positive.
+        fingerprint: :func:`fingerprint` of the model.
+        fraction: Share of the source data that was used, in (0, 1].
+        temperatures: Softmax temperatures fitted on held-out source data, by :func:`temperature_key`.
+        anchors: What held-out source data show to the norms of the model, by the number of views that are forwarded
+            together: 1 and v. Nothing where nobody has measured it.
+        rotation_loss: Mean of -log p(rotation a) of the views a of held-out source data; None for a head that does not
+            tell rotations apart, and where nobody has measured it.
+
+    Example:
+        >>> sites = Sites(torch.eye(3).double()[:, None], torch.ones(3, 1).long(), "abc")
+        >>> sites.num_classes, sites.views, sites.dim
+        (3, 1, 3)
+    """
+
+    means: Tensor
+    counts: Tensor
+    fingerprint: str
+    fraction: float = 1.0
+    temperatures: Mapping[str, float] = field(default_factory=dict)
+    anchors: Mapping[int, Anchors] = field(default_factory=dict)
+    rotation_loss: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.means.ndim != 3 or self.means.dtype != torch.float64:
+            raise ValueError(
+                f"means must be float64 (k, v, d), got {self.means.dtype} {tuple(self.means.shape)}"
+            )
+        if self.counts.shape != self.means.shape[:2] or self.counts.dtype != torch.int64:
+            want, got = tuple(self.means.shape[:2]), tuple(self.counts.shape)
+            raise ValueError(f"counts must be int64 {want}, got {self.counts.dtype} {got}")
+        if not bool(self.means.isfinite().all()) or not bool((self.counts > 0).all()):
+            raise ValueError("means must be finite and counts positive: a class without samples has no site")
+        if not 0 < self.fraction <= 1:
+            raise ValueError(f"fraction must be in (0, 1], got {self.fraction}")
+        if wrong := sorted(set(self.anchors) - {1, self.views}):
+            raise ValueError(f"anchors are those of 1 or of all {self.views} views, not of {wrong[0]}")
+        if bad := {key: tau for key, tau in self.temperatures.items() if not 0 < tau < math.inf}:
+            raise ValueError(f"temperatures must be positive and finite, got {bad}")
+        loss = self.rotation_loss
+        if loss is not None and not (type(loss) in (float, int) and 0 <= loss < math.inf):
+            raise ValueError(f"rotation_loss must be a number, finite and at least 0, got {loss!r}")
+
+    @property
+    def num_classes(self) -> int:
+        """Number of classes, k."""
+        return self.means.shape[0]
+
+    @property
+    def views(self) -> int:
+        """Number of views, v."""
+        return self.means.shape[1]
+
+    @property
+    def dim(self) -> int:
+        """Dimension of the features, d."""
+        return self.means.shape[2]
+
+    def diagram(self, views: int | None = None) -> "Diagram":
+        """The Voronoi diagram of the sites in float32: plain for one view, cluster-induced for several.
+
+        Args:
+            views: How many views to use, a divisor of what there is (the first ones by angle: one is the
+                upright view, two are 0 and 180 degrees); all of them unless given.
+        """
+        from ttvd.geometry import Diagram
+
+        count = self.views if views is None else views
+        if count < 1 or self.views % count:
+            raise ValueError(f"views must divide the {self.views} views of the sites, got {views}")
+        means = self.means[:, :: self.views // count].float()
+        return Diagram.from_means(means[:, 0] if count == 1 else means)
+
+    def temperature(self, structure: str, gamma: float | None = None) -> float:
+        """The fitted temperature of a structure; a ValueError says how to calibrate when there is none."""
+        key = temperature_key(structure, gamma)
+        if key not in self.temperatures:
+            known = ", ".join(sorted(self.temperatures)) or "none"
+            raise ValueError(
+                f"the sites hold no temperature {key!r} (they hold: {known}); fit it on held-out source data "
+                f"with ttvd.source.calibrate(model, sites, data, structures=({structure!r},)"
+                f"{'' if gamma is None else f', gammas=({gamma:g},)'}), or give tau yourself"
+            )
+        return self.temperatures[key]
+
+    def with_temperatures(self, temperatures: Mapping[str, float]) -> "Sites":
+        """A copy with these temperatures added."""
+        return replace(self, temperatures={**self.temperatures, **temperatures})
+
+    def check(self, model: nn.Module) -> None:
+        """Refuse, with the reason, a model that these sites were not estimated with.
+
+        Args:
+            model: The model whose features will be compared with the sites; of a ``SplitModel``
+                the sizes are compared first, for a clearer reason.
+        """
+        if isinstance(model, SplitModel):
+            linear = model.linear
+            if linear.in_features != self.dim:
+                raise ValueError(
+                    f"the sites have {self.dim} dimensions, the model's features {linear.in_features}"
+                )
+            if linear.out_features not in (self.num_classes, self.num_classes * self.views):
+                raise ValueError(
+                    f"the sites have {self.num_classes} classes and {self.views} views, "
+                    f"the model's head has {linear.out_features} outputs"
+                )
+        found = fingerprint(model)
+        if found != self.fingerprint:
+            raise ValueError(
+                f"the sites belong to a model of fingerprint {self.fingerprint}, this model's is {found}: "
+                "its weights differ; estimate the sites again with ttvd.source.estimate_sites"
+            )
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write a safetensors file, atomically."""
+        metadata = {
+            **{f"norms.{views}": json.dumps(anchors.norms) for views, anchors in self.anchors.items()},
+            "fingerprint": self.fingerprint,
+            "fraction": repr(self.fraction),
+            "temperatures": json.dumps(dict(self.temperatures), sort_keys=True),
+            "rotation_loss": json.dumps(self.rotation_loss),
+        }
+        tensors = {"means": self.means, "counts": self.counts}
+        for views, anchors in self.anchors.items():
+            tensors[f"norm_means.{views}"] = anchors.means.clone()  # one tensor may stand for both
+            tensors[f"norm_variances.{views}"] = anchors.variances.clone()
+        write_tensors(path, tensors, kind=KIND, version=FORMAT_VERSION, metadata=metadata)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> "Sites":
+        """Read what :meth:`save` wrote; a ValueError says what is wrong with any other file."""
+        tensors, metadata = read_tensors(path, kind=KIND, version=FORMAT_VERSION)
+        try:
+            temperatures = {str(key): float(tau) for key, tau in json.loads(metadata["temperatures"]).items()}
+            fraction = float(metadata["fraction"])
+            kinds = {name.partition(".")[2] for name in tensors if name.startswith("norm_")}
+            anchors = {
+                int(views): Anchors(
+                    tensors[f"norm_means.{views}"],
+                    tensors[f"norm_variances.{views}"],
+                    tuple((str(name), int(size)) for name, size in json.loads(metadata[f"norms.{views}"])),
+                )
+                for views in sorted(kinds)
+            }
+            means, counts = tensors["means"], tensors["counts"]
+            loss = json.loads(metadata.get("rotation_loss", "null"))
+            loss = None if loss is None else float(loss)
+            return cls(means, counts, metadata["fingerprint"], fraction, temperatures, anchors, loss)
+        except (KeyError, AttributeError, TypeError, ValueError, OverflowError) as error:
+            raise ValueError(f"{path} is not a valid {KIND} file: {error}") from error
