@@ -223,7 +223,7 @@ def free_memory(device: torch.device) -> None:
 def _list_cells(methods: list[str], batches: list[int]) -> Iterator[tuple[Method, int]]:
     for name in methods:
         for batch in batches:
-            yield ttvd.methods()[name], batch
+            yield ttvd.list_methods()[name], batch
 
 
 def main() -> None:
@@ -250,7 +250,7 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--tune", action="store_true", help="torch.backends.cudnn.benchmark = True, for all")
     parser.add_argument("--no-graphs", action="store_true", help="do not record CUDA graphs")
-    parser.add_argument("--methods", nargs="+", default=list(ttvd.methods()), choices=list(ttvd.methods()))
+    parser.add_argument("--methods", nargs="+", default=list(ttvd.list_methods()), choices=list(ttvd.list_methods()))
     parser.add_argument("--networks", nargs="+", default=list(NETWORKS), choices=list(NETWORKS))
     parser.add_argument("--batches", nargs="+", type=int, default=[1, 8, 64, 256])
     parser.add_argument("--rivals", nargs="*", default=list(RIVALS), choices=list(RIVALS))

@@ -63,7 +63,7 @@ def _make_step(network: str, batch: int, method: str, seconds: float) -> Callabl
         plan = Plan(CPU, Mode(), seconds, ("plain", "public") if network == "resnet26" else ("plain",), 60.0)
         kind = NETWORKS[network]
         group = f"{network}, {kind.side} x {kind.side}"
-        yield measure_cell(World(kind, ttvd.methods()[method], CPU), batch, plan, group)
+        yield measure_cell(World(kind, ttvd.list_methods()[method], CPU), batch, plan, group)
 
     return measure
 

@@ -6,7 +6,7 @@ import pytest
 import typer.testing
 
 from ttvd.cli.main import app
-from ttvd.methods import methods
+from ttvd.methods import list_methods
 
 RUNNER = typer.testing.CliRunner()
 
@@ -22,7 +22,7 @@ def run_ttvd(*arguments: str) -> subprocess.CompletedProcess[str]:
 def test_methods_lists_the_registry() -> None:
     result = RUNNER.invoke(app, ["methods"], env={"COLUMNS": "160"})
     assert result.exit_code == 0
-    assert all(f" {name} " in result.output for name in methods())
+    assert all(f" {name} " in result.output for name in list_methods())
 
 
 def test_parameters_of_one_method() -> None:
@@ -32,12 +32,12 @@ def test_parameters_of_one_method() -> None:
     assert "-0.8" in result.output
 
 
-@pytest.mark.parametrize("name", list(methods()))
+@pytest.mark.parametrize("name", list(list_methods()))
 def test_every_parameter_is_explained(name: str) -> None:
     result = RUNNER.invoke(app, ["methods", name], env={"COLUMNS": "4000"})
     assert result.exit_code == 0
     lines = {line.split()[0]: line for line in result.output.splitlines() if line.startswith(" ")}
-    for parameter in methods()[name].parameters():
+    for parameter in list_methods()[name].parameters():
         assert re.search(rf"^ {parameter} +\S.*  \S+ \S+", lines[parameter])
         assert "`" not in lines[parameter]
 

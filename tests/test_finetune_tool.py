@@ -22,8 +22,8 @@ from ttvd.methods import create
 from ttvd.nn.rotation import RotationNet
 from ttvd.nn.split import split
 from ttvd.source import Epoch, estimate_sites, train
+from ttvd.zoo.catalog import load
 from ttvd.zoo.checkpoint import Card, build_model, save_checkpoint
-from ttvd.zoo.load import load
 
 COUNT = 40
 """Images in each file, of which CIFAR-10 has five for training."""

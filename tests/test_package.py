@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 import ttvd
 from ttvd.cli.main import app
-from ttvd.zoo.load import available
+from ttvd.zoo.catalog import available
 
 ROOT = Path(ttvd.__file__).parents[2]
 DOCUMENTS = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("**/*.md")]

@@ -6,7 +6,7 @@ from dataclasses import asdict
 import pytest
 from tools import train_cifar as tool
 
-from ttvd.zoo.load import load
+from ttvd.zoo.catalog import load
 
 
 @pytest.mark.parametrize("data", ["cifar10", "cifar100"])

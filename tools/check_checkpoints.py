@@ -14,7 +14,7 @@ from rich.progress import track
 
 from ttvd.data.sets import ImageSet, load_set
 from ttvd.source import evaluate
-from ttvd.zoo.load import Source, available, load
+from ttvd.zoo.catalog import Source, available, load
 
 TOLERANCE = 0.001
 """Ten of 10,000 images: those that lie on a border of cells."""

@@ -31,8 +31,8 @@ from ttvd.nn.rotation import RotationNet
 from ttvd.nn.split import split
 from ttvd.source import Epoch, Recipe, calibrate, estimate_sites, evaluate, train
 from ttvd.source.held_out import is_held_out
+from ttvd.zoo.catalog import available, load, sites_path
 from ttvd.zoo.checkpoint import Card, save_checkpoint
-from ttvd.zoo.load import available, load, sites_path
 from ttvd.zoo.sites import Sites
 
 VIEWS = 4

@@ -33,8 +33,8 @@ from ttvd.data.sets import ImageFolder, load_set
 from ttvd.nn.split import split
 from ttvd.nn.views import join_labels, rotate
 from ttvd.source import calibrate, estimate_sites
+from ttvd.zoo.catalog import sites_path
 from ttvd.zoo.checkpoint import Card, build_model, save_checkpoint
-from ttvd.zoo.load import sites_path
 
 RECIPES = Path(__file__).parents[1] / "recipes"
 CLASSES = tuple(f"n{1000 + 7 * number:08}" for number in range(20))

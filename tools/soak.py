@@ -44,7 +44,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--batches", type=int, default=20_000)
-    parser.add_argument("--methods", nargs="*", default=list(ttvd.methods()))
+    parser.add_argument("--methods", nargs="*", default=list(ttvd.list_methods()))
     chosen = parser.parse_args()
     torch.set_num_threads(1)
     passed = [soak(name, chosen.batches) for name in chosen.methods]

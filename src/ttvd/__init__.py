@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ttvd.methods import GradientAdapter as GradientAdapter
     from ttvd.methods import Step as Step
     from ttvd.methods import create as create
-    from ttvd.methods import methods as methods
+    from ttvd.methods import list_methods as list_methods
     from ttvd.methods import register as register
     from ttvd.metrics import RunningMetrics as RunningMetrics
     from ttvd.nn import SplitModel as SplitModel
@@ -25,20 +25,20 @@ if TYPE_CHECKING:
     from ttvd.source import calibrate as calibrate
     from ttvd.source import estimate_sites as estimate_sites
     from ttvd.testing import check_adapter as check_adapter
-    from ttvd.zoo.load import load as load
+    from ttvd.zoo.catalog import load as load
     from ttvd.zoo.sites import Sites as Sites
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "ttvd.methods": ("TTVD", "Adapter", "GradientAdapter", "Step", "create", "methods", "register"),
+    "ttvd.methods": ("TTVD", "Adapter", "GradientAdapter", "Step", "create", "list_methods", "register"),
     "ttvd.testing": ("check_adapter",),
     "ttvd.geometry": ("Diagram",),
     "ttvd.metrics": ("RunningMetrics",),
     "ttvd.nn": ("SplitModel", "Statistics", "split"),
     "ttvd.nn.anchors": ("anchor_norms",),
     "ttvd.zoo.sites": ("Sites",),
-    "ttvd.zoo.load": ("load",),
+    "ttvd.zoo.catalog": ("load",),
     "ttvd.source": ("calibrate", "estimate_sites"),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ttvd.methods import create, methods
+from ttvd.methods import create, list_methods
 from ttvd.methods.adapter import Adapter
 from ttvd.methods.gradient import GradientAdapter
 from ttvd.methods.policies import Policy
@@ -327,7 +327,7 @@ def make_world(
         >>> make()(torch.rand(4, 1, 8, 8)).shape
         torch.Size([4, 3])
     """
-    needs = methods()[name].needs
+    needs = list_methods()[name].needs
     generator = torch.Generator().manual_seed(0)
     norm = "instance-aware" if "instance-aware norm" in needs else norm
     outputs = CLASSES * 4 if "sites" in needs and rotations else CLASSES

@@ -20,7 +20,7 @@ from ttvd.data.corruptions import corrupt
 from ttvd.data.digits import split_digits
 from ttvd.data.sets import load_set
 from ttvd.methods import find_method
-from ttvd.zoo.load import sites_path
+from ttvd.zoo.catalog import sites_path
 from ttvd.zoo.sites import Sites
 
 TEXT = """
@@ -288,7 +288,7 @@ def test_another_loss_of_rotations_makes_other_runs_of_steps_by_need_alone(tmp_p
 @pytest.mark.parametrize("method", ["eata", "adanpc"])
 def test_what_methods_need_of_the_source_is_made_once(supply: Supply, method: str) -> None:
     spec = make_spec(supply, method)
-    found = ttvd.methods()[method]
+    found = ttvd.list_methods()[method]
     first = supply.ingredients(found, spec.checkpoint, spec.data, 1.0)
     again = supply.ingredients(found, spec.checkpoint, spec.data, 1.0)
     assert all(again[name] is value for name, value in first.items())

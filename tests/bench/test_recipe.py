@@ -13,7 +13,7 @@ from ttvd.bench.spec import Member
 from ttvd.bench.supply import Supply
 from ttvd.cli.bench import _read as apply_flags
 from ttvd.data.corruptions import CORRUPTIONS, EXTRA
-from ttvd.methods import methods
+from ttvd.methods import list_methods
 
 RECIPES = sorted((Path(__file__).parents[2] / "recipes").glob("*.toml"))
 BASE = """
@@ -51,7 +51,7 @@ def test_there_is_a_recipe_for_each_table_and_figure_of_the_paper() -> None:
 def test_smoke_runs_every_method() -> None:
     recipe = next(path for path in RECIPES if path.stem == "smoke")
     labels = [entry.label for entry in list_entries(read_recipe(recipe))]
-    assert set(methods()) <= set(labels)
+    assert set(list_methods()) <= set(labels)
 
 
 def test_defaults() -> None:

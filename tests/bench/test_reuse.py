@@ -60,7 +60,7 @@ def kept(supply: Supply) -> list[ttvd.Adapter]:
     return [lent.adapter for lent in supply.adapters._kept.values()]
 
 
-@pytest.mark.parametrize("method", sorted(ttvd.methods()))
+@pytest.mark.parametrize("method", sorted(ttvd.list_methods()))
 def test_a_run_after_others_has_the_rows_of_a_run_alone(supply: Supply, method: str) -> None:
     spec = make_spec(supply, method)
     if method in SLOW:

@@ -14,7 +14,7 @@ from ttvd.bench.setting import Setting
 from ttvd.bench.spec import Spec
 from ttvd.bench.supply import Supply
 from ttvd.methods import find_method
-from ttvd.zoo.load import load, sites_path
+from ttvd.zoo.catalog import load, sites_path
 from ttvd.zoo.sites import Sites
 
 TEXT = """

@@ -22,7 +22,7 @@ PLAN = Plan(CPU, Mode(), 0.0, ("plain", "public"), 60.0)
 
 @pytest.mark.parametrize("name", ["source", "tent", "sar", "t3a", "ttvd", "rdumb", "ttt"])
 def test_cells(name: str, tiny: Network) -> None:
-    row = measure_cell(World(tiny, ttvd.methods()[name], CPU), 3, PLAN, "tiny")
+    row = measure_cell(World(tiny, ttvd.list_methods()[name], CPU), 3, PLAN, "tiny")
     assert row.ms
     assert row.floor
     assert row.megabytes
@@ -33,7 +33,7 @@ def test_cells(name: str, tiny: Network) -> None:
 
 
 def test_public_code_is_left_out_where_it_fails(tiny: Network) -> None:
-    assert measure_cell(World(tiny, ttvd.methods()["ttvd"], CPU), 1, PLAN, "tiny").public is None
+    assert measure_cell(World(tiny, ttvd.list_methods()["ttvd"], CPU), 1, PLAN, "tiny").public is None
 
 
 def test_what_does_not_fit_into_memory_is_measured_apart(
@@ -45,7 +45,7 @@ def test_what_does_not_fit_into_memory_is_measured_apart(
         return take_turns(runs, *rest)
 
     monkeypatch.setattr(steps, "take_turns", turn)
-    row = measure_cell(World(tiny, ttvd.methods()["eta"], CPU), 3, PLAN, "tiny")
+    row = measure_cell(World(tiny, ttvd.list_methods()["eta"], CPU), 3, PLAN, "tiny")
     assert row.floor
     assert row.public
     assert row.plain is None
@@ -54,7 +54,7 @@ def test_what_does_not_fit_into_memory_is_measured_apart(
 
 def test_lower_precision(tiny: Network) -> None:
     plan = PLAN._replace(mode=Mode("bfloat16", channels_last=True), rivals=())
-    assert measure_cell(World(tiny, ttvd.methods()["ttvd"], CPU), 2, plan, "tiny").memory
+    assert measure_cell(World(tiny, ttvd.list_methods()["ttvd"], CPU), 2, plan, "tiny").memory
     assert plan.mode.label == "bfloat16, channels last"
 
 
@@ -73,7 +73,7 @@ def test_cells_that_cannot_be_are_named(
 
 
 def test_estimates_grow_with_the_work() -> None:
-    network, known = NETWORKS["resnet26"], ttvd.methods()
+    network, known = NETWORKS["resnet26"], ttvd.list_methods()
     one = estimate_seconds(network, known["bn"], 1)
     assert estimate_seconds(network, known["bn"], 4) == pytest.approx(4 * one)
     assert estimate_seconds(network, known["tent"], 1) == pytest.approx(2 * one)
@@ -144,7 +144,7 @@ def test_the_suite_ends_when_time_is_up(capsys: pytest.CaptureFixture[str]) -> N
 
 def test_arguments_have_defaults() -> None:
     args = steps.parse_arguments(["--batches", "2"])
-    assert set(args.methods) == set(ttvd.methods())
+    assert set(args.methods) == set(ttvd.list_methods())
     assert growth.parse_arguments([]).dim > 0
     assert sites.parse_arguments([]).images % sites.parse_arguments([]).batch == 0
     assert replace(Row("g", "n"), ms=1.0).ms == 1.0

@@ -20,7 +20,7 @@ DIFFERENT = {"ttvd", "ttvd-reference"}
 
 
 def make_world(network: Network, name: str) -> World:
-    return World(network, ttvd.methods()[name], CPU)
+    return World(network, ttvd.list_methods()[name], CPU)
 
 
 def follow(world: World, rival: Any, **parameters: Any) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -112,7 +112,7 @@ def test_the_public_rotation_is_the_batched_one(tiny: Network) -> None:
 
 @pytest.mark.parametrize("name", ["tent", "ttvd", "shot", "sar", "t3a", "vd"])
 def test_floors_have_the_passes_of_the_registry(name: str, tiny: Network) -> None:
-    method, world = ttvd.methods()[name], make_world(tiny, name)
+    method, world = ttvd.list_methods()[name], make_world(tiny, name)
     passes = list_passes(method, world.adapter(Mode()))
     assert sum(one.images for one in passes) == method.forwards
     assert sum(one.images for one in passes if one.backward) == method.backwards

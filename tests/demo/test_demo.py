@@ -14,7 +14,7 @@ from ttvd.demo.everything import measure_method
 from ttvd.demo.job import DOMAINS, ENTRIES, Domain, Entry, measure
 from ttvd.demo.sources import PLANS, SPECIAL_PLANS, Plan, train_source
 from ttvd.source import Epoch, evaluate
-from ttvd.zoo.load import available
+from ttvd.zoo.catalog import available
 
 
 @pytest.mark.parametrize("plan", [*PLANS, *SPECIAL_PLANS], ids=lambda plan: plan.name)
@@ -108,7 +108,7 @@ def test_every_method_finds_what_it_needs(name: str) -> None:
 
 def test_entries_name_registered_methods_and_valid_parameters() -> None:
     for entry in ENTRIES:
-        method = ttvd.methods()[entry.method]
+        method = ttvd.list_methods()[entry.method]
         assert set(entry.parameters) <= set(method.parameters())
     labels = [entry.label for entry in ENTRIES]
     assert len(labels) == len(set(labels))

@@ -82,7 +82,7 @@ def check_copies(adapter: ttvd.Adapter, plain: ttvd.Adapter, x: Tensor) -> None:
             assert torch.allclose(one(x).softmax(1), answer, atol=1e-3)
 
 
-@pytest.mark.parametrize("name", list(ttvd.methods()))
+@pytest.mark.parametrize("name", list(ttvd.list_methods()))
 def test_methods_say_whether_they_can_be_recorded(name: str) -> None:
     adapter = make_world(name)[1]()
     inside = getattr(adapter, "adapter", adapter)

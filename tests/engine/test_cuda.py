@@ -29,7 +29,7 @@ def make_stream(device: str) -> list[torch.Tensor]:
     return [b.to(device) for b in torch.rand(4, 8, 1, 16, 16, generator=torch.Generator().manual_seed(1))]
 
 
-@pytest.mark.parametrize("name", list(ttvd.methods()))
+@pytest.mark.parametrize("name", list(ttvd.list_methods()))
 def test_predictions_follow_those_of_the_cpu(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     there, here = make_adapter(name, "cuda"), make_adapter(name, "cpu")
@@ -39,7 +39,7 @@ def test_predictions_follow_those_of_the_cpu(name: str, monkeypatch: pytest.Monk
         assert torch.allclose(found, expected, atol=0.05 if name in ("roid", "rotta") else 2e-3)
 
 
-@pytest.mark.parametrize("name", [name for name in ttvd.methods() if name not in WAITING])
+@pytest.mark.parametrize("name", [name for name in ttvd.list_methods() if name not in WAITING])
 def test_a_step_never_waits_for_the_device(name: str) -> None:
     adapter, stream = make_adapter(name, "cuda"), make_stream("cuda")
     adapter(stream[0])

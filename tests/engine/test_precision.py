@@ -92,7 +92,7 @@ def half_operations(adapter: ttvd.Adapter, x: Tensor) -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("name", list(ttvd.methods()))
+@pytest.mark.parametrize("name", list(ttvd.list_methods()))
 def test_only_the_network_computes_in_half_precision(name: str) -> None:
     net, make = make_world(name)
     before = {key: value.clone() for key, value in net.state_dict().items()}

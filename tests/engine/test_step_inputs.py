@@ -58,7 +58,7 @@ def test_draws_are_sent_as_they_are() -> None:
         assert torch.equal(sent, draw)
 
 
-@pytest.mark.parametrize("name", [name for name in ttvd.methods() if name in ("deyo", "note", "ttt")])
+@pytest.mark.parametrize("name", [name for name in ttvd.list_methods() if name in ("deyo", "note", "ttt")])
 def test_what_is_planned_on_the_host_is_all_that_changes_there(name: str) -> None:
     """A step whose plan is made beforehand leaves random numbers and clocks alone: a recorded one cannot move them."""
     adapter = make_world(name)[1]()

@@ -17,7 +17,7 @@ from ttvd.testing import make_world
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 EAGER = {"cotta", "memo", "roid", "rotta", "tast-bn"}
-CAPTURED = [name for name in ttvd.methods() if name not in EAGER]
+CAPTURED = [name for name in ttvd.list_methods() if name not in EAGER]
 TOLERANCE = 1e-5
 """Of probabilities after seven steps: kernels may be chosen otherwise and sums taken in another order."""
 

@@ -25,7 +25,7 @@ from tests.zoo.test_checkpoint import CARD, save_toy
 from ttvd.data.digits import split_digits
 from ttvd.nn.anchors import Anchors, anchor_norms
 from ttvd.nn.fingerprint import fingerprint
-from ttvd.zoo import load as zoo
+from ttvd.zoo import catalog as zoo
 
 DIGITS = ["digits-plain", "digits-sla"]
 SHIPPED = [*DIGITS, "resnet26-cifar10-sla", "resnet26-cifar100-sla"]

@@ -23,13 +23,13 @@ IDLE = {"source", "bn", "lame"}
 
 
 @pytest.mark.parametrize("norm", ["batch", "group"])
-@pytest.mark.parametrize("name", list(ttvd.methods()))
+@pytest.mark.parametrize("name", list(ttvd.list_methods()))
 def test_registered_methods_keep_every_promise(name: str, norm: str) -> None:
     net, make = make_world(name, norm=norm)
     assert len(ttvd.check_adapter(make, net, make_batches())) == len(CHECKS)
 
 
-@pytest.mark.parametrize("name", [name for name in ttvd.methods() if name not in IDLE])
+@pytest.mark.parametrize("name", [name for name in ttvd.list_methods() if name not in IDLE])
 def test_the_promises_are_not_empty(name: str) -> None:
     _, make = make_world(name)
     adapter = make()
@@ -42,7 +42,7 @@ def test_the_promises_are_not_empty(name: str) -> None:
     )
 
 
-@pytest.mark.parametrize("name", [name for name, method in ttvd.methods().items() if "sites" in method.needs])
+@pytest.mark.parametrize("name", [name for name, method in ttvd.list_methods().items() if "sites" in method.needs])
 def test_geometric_methods_on_a_head_without_rotations(name: str) -> None:
     net, make = make_world(name, rotations=False)
     ttvd.check_adapter(make, net, make_batches())

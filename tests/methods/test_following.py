@@ -15,7 +15,7 @@ POLICY = ttvd.Statistics(count=16, memory=4096, renorm=True)
 TAKING = [
     name
     for name in ("tent", "shot", "conjugate", "sar", "eta", "deyo", "rdumb", "roid", "ttvd", "civd", "vd")
-    if name in ttvd.methods()
+    if name in ttvd.list_methods()
 ]
 
 

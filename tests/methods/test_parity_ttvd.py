@@ -193,7 +193,7 @@ def test_registered_name(name: str, sitting: Sitting, bench: Bench) -> None:
 
 
 def test_every_registered_name_is_looked_at() -> None:
-    family = {name: method for name, method in ttvd.methods().items() if method.adapter is ttvd.TTVD}
+    family = {name: method for name, method in ttvd.list_methods().items() if method.adapter is ttvd.TTVD}
     assert family.keys() == {"ttvd", *PRESETS}
     assert {method.defaults.get("lr") for name, method in family.items() if name != "ttvd"} == {1e-3}
     assert family["ttvd"].defaults == {}

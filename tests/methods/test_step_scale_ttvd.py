@@ -115,8 +115,8 @@ def test_what_is_impossible_is_refused_with_what_to_do(options: dict[str, Any]) 
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_the_stages_of_the_paper_take_full_steps(name: str) -> None:
-    assert ttvd.methods()[name].parameters()["by_need"] is False
-    assert ttvd.methods()["ttvd"].parameters()["by_need"] is None
+    assert ttvd.list_methods()[name].parameters()["by_need"] is False
+    assert ttvd.list_methods()["ttvd"].parameters()["by_need"] is None
     adapter, before = make_adapter(HIGH, name, lr=0.05), make_adapter(None, name, lr=0.05)
     assert adapter.need is None
     start = affine(adapter)

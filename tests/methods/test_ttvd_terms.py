@@ -158,7 +158,7 @@ def images(b: int = 8, seed: int = 0) -> Tensor:
 
 
 def test_the_registry_knows_the_parameters() -> None:
-    for name, method in ttvd.methods().items():
+    for name, method in ttvd.list_methods().items():
         if method.adapter is ttvd.TTVD:
             assert OFF.keys() <= method.parameters().keys(), name
 

@@ -151,7 +151,7 @@ def test_misspelt_method() -> None:
 
 
 def test_a_name_is_registered_once() -> None:
-    method = ttvd.methods()["tent"]
+    method = ttvd.list_methods()["tent"]
     add = ttvd.register("tent", summary="", paper="", updates="", forwards=1, backwards=1)
     with pytest.raises(ValueError, match="registered already"):
         add(method.adapter)

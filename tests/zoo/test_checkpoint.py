@@ -9,7 +9,7 @@ from torch import nn
 
 from ttvd.nn.fingerprint import fingerprint
 from ttvd.nn.rotation import RotationNet
-from ttvd.zoo import load as zoo
+from ttvd.zoo import catalog as zoo
 from ttvd.zoo.checkpoint import Card, build_model, card_path, load_checkpoint, save_checkpoint
 from ttvd.zoo.sites import Sites
 from ttvd.zoo.tensorfile import write_bytes

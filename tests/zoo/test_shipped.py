@@ -7,7 +7,7 @@ import torch
 
 from ttvd.data.digits import split_digits
 from ttvd.nn.split import split
-from ttvd.zoo.load import available, load, sites_path
+from ttvd.zoo.catalog import available, load, sites_path
 from ttvd.zoo.sites import Sites
 
 CIFAR = [name for name in available() if "-cifar" in name]

@@ -23,8 +23,8 @@ from ttvd.methods.fitting import fit_to_method
 from ttvd.nn.fingerprint import fingerprint
 from ttvd.source import calibrate, collect_features, estimate_fisher, estimate_sites
 from ttvd.source.held_out import is_held_out
+from ttvd.zoo.catalog import Source
 from ttvd.zoo.find import find_sites, find_source
-from ttvd.zoo.load import Source
 from ttvd.zoo.sites import Sites
 
 OFFICIAL = "official"

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ttvd.deploy.job import PredictionFile, Summary
     from ttvd.deploy.states import Place, StateFile
     from ttvd.methods import Adapter
-    from ttvd.zoo.load import Source
+    from ttvd.zoo.catalog import Source
 
 SAVE_EVERY = 100  # batches between two saved states
 

@@ -113,7 +113,7 @@ def _compare_all(out: Path, folder: Path | None, limit: int, seed: int, console:
     from rich.table import Table
 
     from ttvd.demo.everything import DOMAIN, measure_all
-    from ttvd.methods import methods
+    from ttvd.methods import list_methods
 
     with console.status("Starting") as status:
         outcomes = measure_all(limit, seed, folder=folder, progress=status.update)
@@ -123,7 +123,7 @@ def _compare_all(out: Path, folder: Path | None, limit: int, seed: int, console:
         total = outcome.record.metrics().compute()
         numbers = [100 * total["error"], 100 * total["ece"], 1e3 * outcome.record.seconds_per_batch()]
         memory = "-" if outcome.peak is None else f"{outcome.peak / 1e6:.0f}"
-        learns = methods()[outcome.method].backwards > 0
+        learns = list_methods()[outcome.method].backwards > 0
         kept = f"{100 * outcome.record.kept():.0f}" if learns else "-"
         rows.append([outcome.method, outcome.checkpoint, *[f"{n:.1f}" for n in numbers], memory, kept])
     shown = Table(

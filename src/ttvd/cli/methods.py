@@ -19,12 +19,12 @@ def show_methods(
     from rich.table import Table
     from rich.text import Text
 
-    from ttvd.methods import find_method, methods
+    from ttvd.methods import find_method, list_methods
 
     console = Console()
     if markdown:
         typer.echo("| method | what it does | paper | needs | updates | passes |\n|---|---|---|---|---|---|")
-        for method in methods().values():
+        for method in list_methods().values():
             typer.echo(f"| {' | '.join((method.name, method.summary, *_describe(method)))} |")
         return
     if name is not None:
@@ -38,7 +38,7 @@ def show_methods(
         return
     table = Table("method", "paper", "needs", "updates", "passes", box=None)
     table.columns[0].no_wrap = True
-    for method in methods().values():
+    for method in list_methods().values():
         table.add_row(method.name, *_describe(method))
     console.print(table)
     console.print("passes: forward + backward for each image. `ttvd methods NAME` says more.", style="dim")

@@ -54,10 +54,10 @@ def report(
 
 
 def _make_page(store: "Reader", recipes: list[str], reference: str | None) -> "Document":
-    from ttvd.methods import methods
+    from ttvd.methods import list_methods
     from ttvd.report.study_page import make_page
 
-    summaries = {name: method.summary for name, method in methods().items()}
+    summaries = {name: method.summary for name, method in list_methods().items()}
     return make_page(store, recipes, reference=reference, methods=summaries)
 
 

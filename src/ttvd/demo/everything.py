@@ -13,10 +13,10 @@ from ttvd.bench import Record, run
 from ttvd.bench.memory import watch_memory
 from ttvd.data.digits import split_digits
 from ttvd.demo.job import Domain, stream
-from ttvd.methods import Method, create, methods
+from ttvd.methods import Method, create, list_methods
 from ttvd.source import collect_features, estimate_fisher
 from ttvd.source.held_out import is_held_out
-from ttvd.zoo.load import Source, load
+from ttvd.zoo.catalog import Source, load
 
 DOMAIN = Domain("gaussian_noise", 5)
 
@@ -50,7 +50,7 @@ def choose_checkpoint(method: Method) -> str:
 def measure_method(name: str, limit: int, seed: int, folder: Path | None = None) -> Outcome:
     """Stream noisy digits through a method with the defaults of its paper."""
     torch.set_num_threads(2)
-    method = methods()[name]
+    method = list_methods()[name]
     source = load(choose_checkpoint(method), folder)
     adapter = create(name, source.model, **_gather(method, source))
     _, _, images, labels = split_digits()
@@ -78,7 +78,7 @@ def measure_all(
     """Measure every registered method; a fresh process for each keeps their memory apart."""
     outcomes = []
     with ProcessPoolExecutor(1, mp_context=get_context("spawn"), max_tasks_per_child=1) as pool:
-        for name in methods():
+        for name in list_methods():
             if progress is not None:
                 progress(name)
             outcomes.append(pool.submit(measure_method, name, limit, seed, folder).result())

@@ -18,7 +18,7 @@ from ttvd.report.page import Exhibit, Panel, Strip, encode
 from ttvd.report.plane_exhibits import draw_plane
 from ttvd.report.sample_exhibits import draw_samples
 from ttvd.report.style import house_style, new_panel
-from ttvd.zoo.load import load
+from ttvd.zoo.catalog import load
 from ttvd.zoo.sites import Sites
 
 PLANE_DOMAIN = Domain(

@@ -14,7 +14,7 @@ from ttvd.data.digits import split_digits
 from ttvd.data.streams import batches, iid
 from ttvd.methods import Adapter, create
 from ttvd.nn.views import AggregatedViews
-from ttvd.zoo.load import Source, load
+from ttvd.zoo.catalog import Source, load
 
 BATCH = 64
 

@@ -15,7 +15,7 @@ from ttvd.data.streams import iid, order_hash
 from ttvd.demo.figures import OURS, draw_figures
 from ttvd.demo.job import BATCH, Entry, Results
 from ttvd.files import open_atomic
-from ttvd.methods import methods
+from ttvd.methods import list_methods
 from ttvd.report.page import Cell, Page, Table, render
 
 TITLE = "Corrupted digits: adapting a classifier while it is used"
@@ -74,7 +74,7 @@ def _time_cell(results: Results, entry: Entry) -> Cell:
 
 
 def _kept_cell(results: Results, entry: Entry) -> Cell:
-    if methods()[entry.method].backwards == 0:
+    if list_methods()[entry.method].backwards == 0:
         return Cell("-", "")
     kept = float(np.mean([record.kept() for record in results.of(entry.label)]))
     return Cell(f"{100 * kept:.0f}", kept)
@@ -99,7 +99,7 @@ def _mean_error(results: Results, label: str) -> float:
 
 def _explain(entry: Entry) -> str:
     """What the registry says of the method, and how it is used here."""
-    summary = methods()[entry.method].summary
+    summary = list_methods()[entry.method].summary
     return summary if entry.views == 1 else f"{summary} On the mean over {entry.views} rotations."
 
 

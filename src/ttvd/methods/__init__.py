@@ -9,7 +9,7 @@ from ttvd.methods.policies import ResetOnCollapse as ResetOnCollapse
 from ttvd.methods.registry import Method as Method
 from ttvd.methods.registry import create as create
 from ttvd.methods.registry import find_method as find_method
-from ttvd.methods.registry import methods as methods
+from ttvd.methods.registry import list_methods as list_methods
 from ttvd.methods.registry import register as register
 
 # Each import below puts a method on the list, in the order in which tables show them.

@@ -5,7 +5,7 @@ from torch import nn
 from ttvd.methods.registry import Method
 from ttvd.nn.split import split
 from ttvd.nn.views import AggregatedViews
-from ttvd.zoo.load import Source
+from ttvd.zoo.catalog import Source
 
 
 def fit_to_method(source: Source, method: Method, views: int) -> nn.Module:

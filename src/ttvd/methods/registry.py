@@ -92,12 +92,12 @@ def register(
     return add
 
 
-def methods() -> dict[str, Method]:
+def list_methods() -> dict[str, Method]:
     """All registered methods by name.
 
     Example:
         >>> import ttvd
-        >>> "tent" in ttvd.methods()
+        >>> "tent" in ttvd.list_methods()
         True
     """
     return dict(_METHODS)
@@ -124,7 +124,7 @@ def create(
     """Build the adapter called ``name`` around a model.
 
     Args:
-        name: One of :func:`methods`.
+        name: One of :func:`list_methods`.
         model: The classifier, left as it is.
         sites: Its class means, for methods that need them (``ttvd.estimate_sites``).
         features: Features of source samples, likewise (``ttvd.source.collect_features``).

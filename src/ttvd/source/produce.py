@@ -16,8 +16,8 @@ from ttvd.source.sites import estimate_sites
 from ttvd.source.state import Epoch
 from ttvd.source.temperature import calibrate
 from ttvd.source.train import train
+from ttvd.zoo.catalog import available, load, sites_path
 from ttvd.zoo.checkpoint import Card, build_model, save_checkpoint
-from ttvd.zoo.load import available, load, sites_path
 
 Labelled = tuple[Tensor, Tensor]
 

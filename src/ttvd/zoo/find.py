@@ -7,7 +7,7 @@ from pathlib import Path
 
 from torch import nn
 
-from ttvd.zoo.load import Source, checkpoint_folder, load, sites_path
+from ttvd.zoo.catalog import Source, checkpoint_folder, load, sites_path
 from ttvd.zoo.sites import Sites
 
 

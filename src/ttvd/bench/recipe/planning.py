@@ -14,7 +14,7 @@ from ttvd.bench.recipe.parts import NEEDS, MethodPart, Recipe, Rule
 from ttvd.bench.recipe.settings import check_settings, looking_for
 from ttvd.bench.spec import Domain, Member, Spec
 from ttvd.bench.supply import CORRUPTED, OFFICIAL, Supply
-from ttvd.methods import Method, find_method, methods
+from ttvd.methods import Method, find_method, list_methods
 from ttvd.methods.fitting import fit_to_method
 
 # What only some method objects need of the source data takes long to make: not for a check.
@@ -38,7 +38,7 @@ def list_entries(recipe: Recipe) -> list[Entry]:
     """The lines of a recipe's table, each with the settings that apply to it."""
     entries: list[Entry] = []
     for part in recipe.methods:
-        names = tuple(methods()) if part.name == ("*",) else part.name
+        names = tuple(list_methods()) if part.name == ("*",) else part.name
         if part.label is not None and len(names) > 1:
             raise ValueError(
                 f"recipe {recipe.name}: the label {part.label!r} cannot stand for {len(names)} methods"
