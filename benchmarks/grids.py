@@ -12,8 +12,8 @@ from benchmarks.table import Row
 from ttvd.bench.engines import Engine, Finished, LocalEngine, RayEngine
 from ttvd.bench.grid import make_plans, run_plans
 from ttvd.bench.recipe import parse_recipe
-from ttvd.bench.setting import Setting
 from ttvd.bench.store import Store
+from ttvd.bench.worker_config import WorkerConfig
 
 RECIPE = """
 title = "Efficiency"
@@ -67,7 +67,7 @@ def measure_grid(kind: str, jobs: tuple[int, ...], runs: int, limit: int) -> Ite
 def run_once(engine: Engine, runs: int, limit: int) -> tuple[float, float]:
     """Seconds that a grid takes, and those that its workers spend in runs, added up."""
     text = RECIPE.format(seeds=list(range(runs)), limit=limit)
-    setting = Setting(threads=1)
+    setting = WorkerConfig(threads=1)
     plans, shared = make_plans([parse_recipe(text, "efficiency")], setting)
     watch = Watch()
     with tempfile.TemporaryDirectory() as folder, Store(Path(folder) / "runs.sqlite") as store:

@@ -250,7 +250,9 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--tune", action="store_true", help="torch.backends.cudnn.benchmark = True, for all")
     parser.add_argument("--no-graphs", action="store_true", help="do not record CUDA graphs")
-    parser.add_argument("--methods", nargs="+", default=list(ttvd.list_methods()), choices=list(ttvd.list_methods()))
+    parser.add_argument(
+        "--methods", nargs="+", default=list(ttvd.list_methods()), choices=list(ttvd.list_methods())
+    )
     parser.add_argument("--networks", nargs="+", default=list(NETWORKS), choices=list(NETWORKS))
     parser.add_argument("--batches", nargs="+", type=int, default=[1, 8, 64, 256])
     parser.add_argument("--rivals", nargs="*", default=list(RIVALS), choices=list(RIVALS))

@@ -32,11 +32,11 @@ from ttvd.bench.engines import Finished, LocalEngine
 from ttvd.bench.grid import run_plans
 from ttvd.bench.recipe import Recipe, plan, read_recipe
 from ttvd.bench.recipe.parts import MethodPart
+from ttvd.bench.resources import Resources
 from ttvd.bench.run import Record
-from ttvd.bench.setting import Setting
 from ttvd.bench.spec import Domain, Member, Spec
 from ttvd.bench.store import Store
-from ttvd.bench.supply import Supply
+from ttvd.bench.worker_config import WorkerConfig
 from ttvd.data.corruptions import CORRUPTIONS
 from ttvd.methods import find_method
 
@@ -85,10 +85,10 @@ class Spent:
         return f" and {making:.1f} s to corrupt, error {100 * self.wrong / self.images:.2f} %"
 
 
-def time_run(spec: Spec, supply: Supply) -> tuple[Record, float]:
+def time_run(spec: Spec, resources: Resources) -> tuple[Record, float]:
     """Do a run as a worker does it; returns its seconds too."""
     start = time.perf_counter()
-    record = job.execute(spec, supply).record
+    record = job.execute(spec, resources).record
     return record, time.perf_counter() - start
 
 
@@ -124,25 +124,25 @@ def _cut_data(recipe: Recipe, args: argparse.Namespace) -> Recipe:
     return replace(recipe, data=data, precision=args.precision, reference=None)
 
 
-def _plan_on_cpu(supply: Supply) -> Supply:
-    return Supply(replace(supply.setting, device="cpu"), supply.shared())
+def _plan_on_cpu(resources: Resources) -> Resources:
+    return Resources(replace(resources.setting, device="cpu"), resources.shared())
 
 
 def _has(folder: Path, name: str) -> bool:
     return (folder / f"{name}.safetensors").is_file()
 
 
-def measure_table(args: argparse.Namespace, table: Table, supply: Supply) -> Iterator[Row]:
+def measure_table(args: argparse.Namespace, table: Table, resources: Resources) -> Iterator[Row]:
     """All lines of the table."""
     recipe = cut_recipe(args, table)
-    members = plan(recipe, _plan_on_cpu(supply))
+    members = plan(recipe, _plan_on_cpu(resources))
     spent: dict[str, Spent] = {}
     start = time.perf_counter()
     if args.jobs:
-        _run_by_workers(recipe, members, supply.setting, args.jobs, spent, args.store)
+        _run_by_workers(recipe, members, resources.setting, args.jobs, spent, args.store)
     else:
         for member in members:
-            spent.setdefault(member.label, Spent()).add(*time_run(member.spec, supply))
+            spent.setdefault(member.label, Spent()).add(*time_run(member.spec, resources))
     wall = time.perf_counter() - start
     for label, line in spent.items():
         yield line.row("table 1, CIFAR-10-C", label)
@@ -154,7 +154,7 @@ def measure_table(args: argparse.Namespace, table: Table, supply: Supply) -> Ite
 def _run_by_workers(
     recipe: Recipe,
     members: list[Member],
-    setting: Setting,
+    setting: WorkerConfig,
     jobs: int,
     spent: dict[str, Spent],
     kept: Path | None,
@@ -179,38 +179,38 @@ def _run_by_workers(
         run_plans([(recipe, members)], store, engine, setting, watch=Watch())
 
 
-def measure_run(args: argparse.Namespace, supply: Supply) -> Iterator[Row]:
+def measure_run(args: argparse.Namespace, resources: Resources) -> Iterator[Row]:
     """TTVD with its defaults over all corruptions: afresh for each, and as one stream."""
     group = "a full run of ttvd"
-    recipe = _cut_data(replace(read_recipe(RECIPE), rules=None, grid={}, set={}, seeds=(0,)), args)
+    recipe = _cut_data(replace(read_recipe(RECIPE), rules=None, grid={}, params={}, seeds=(0,)), args)
     recipe = replace(recipe, methods=(MethodPart(("ttvd",)),))
-    specs = [member.spec for member in plan(recipe, _plan_on_cpu(supply))]
-    apart, making, compiling = Spent(), _make_images(specs[0], supply), ""
-    if supply.setting.compiled:
+    specs = [member.spec for member in plan(recipe, _plan_on_cpu(resources))]
+    apart, making, compiling = Spent(), _make_images(specs[0], resources), ""
+    if resources.setting.compiled:
         # Twice: a shape is compiled when it comes again, and the last batch is a short one.
-        spent = sum(time_run(specs[0], supply)[1] for _ in range(2))
+        spent = sum(time_run(specs[0], resources)[1] for _ in range(2))
         compiling = f", {spent:.0f} s to compile before"
     for spec in specs:
-        making += _make_images(spec, supply)
-        apart.add(*time_run(spec, supply))
+        making += _make_images(spec, resources)
+        apart.add(*time_run(spec, resources))
     yield apart.row(group, "one run each", apart.describe(making) + compiling)
     whole = replace(specs[0], domains=tuple(Domain(name, 5) for name in args.corruptions))
-    making, stream = _make_images(whole, supply), Spent()
-    stream.add(*time_run(whole, supply))
+    making, stream = _make_images(whole, resources), Spent()
+    stream.add(*time_run(whole, resources))
     yield stream.row(group, "one stream", stream.describe(making))
 
 
-def _make_images(spec: Spec, supply: Supply) -> float:
+def _make_images(spec: Spec, resources: Resources) -> float:
     """Corrupt the images of a run; returns the seconds."""
     start = time.perf_counter()
     for domain in spec.domains:
-        supply.batch(spec, domain, torch.tensor([0])).cpu()
+        resources.batch(spec, domain, torch.tensor([0])).cpu()
     return time.perf_counter() - start
 
 
 def main() -> None:
     args = parse_arguments(sys.argv[1:])
-    setting = Setting(
+    setting = WorkerConfig(
         data=args.data,
         checkpoints=args.checkpoints,
         device=str(find_device(args.device)),
@@ -218,17 +218,17 @@ def main() -> None:
         compiled=args.compile,
     )
     torch.set_num_threads(args.threads)
-    supply = Supply(setting)
+    resources = Resources(setting)
     torch.backends.cudnn.benchmark = args.tune
     how = [
         args.precision,
         *(word for word, is_so in (("tuned", args.tune), ("compiled", args.compile)) if is_so),
     ]
-    table = Table(f"CIFAR-10-C on {describe_device(supply.device)}, {', '.join(how)}.")
+    table = Table(f"CIFAR-10-C on {describe_device(resources.device)}, {', '.join(how)}.")
     if "run" in args.parts:
-        table.extend(measure_run(args, supply))
+        table.extend(measure_run(args, resources))
     if "table" in args.parts:
-        table.extend(measure_table(args, table, supply))
+        table.extend(measure_table(args, table, resources))
     table.close(args.out)
 
 

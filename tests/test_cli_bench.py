@@ -16,9 +16,9 @@ from tests.bench.engine_fakes import SMALL, PlainEngine, do_here, strip
 from ttvd.bench.engines import Started
 from ttvd.bench.engines.events import Event, Job, Shared
 from ttvd.bench.engines.worker import prepare_bench
-from ttvd.bench.setting import Setting
 from ttvd.bench.spec import Run, Spec
 from ttvd.bench.store import Store
+from ttvd.bench.worker_config import WorkerConfig
 from ttvd.cli.main import app
 
 RUNNER = typer.testing.CliRunner()
@@ -35,7 +35,7 @@ def run_bench(*arguments: object) -> typer.testing.Result:
     return RUNNER.invoke(app, ["bench", *map(str, arguments)], env={"COLUMNS": "120"})
 
 
-def prepare_half(setting: Setting, shared: Shared) -> Job:
+def prepare_half(setting: WorkerConfig, shared: Shared) -> Job:
     """The real job, but for Tent."""
     job = prepare_bench(setting, shared)
 
@@ -51,7 +51,7 @@ class Impatient(PlainEngine):
     """Somebody presses Ctrl-C in the second run."""
 
     def run(
-        self, specs: Iterable[Spec | None], setting: Setting, shared: Shared | None = None
+        self, specs: Iterable[Spec | None], setting: WorkerConfig, shared: Shared | None = None
     ) -> Generator[Event, None, None]:
         for number, event in enumerate(super().run(specs, setting, shared)):
             if number and isinstance(event, Started):

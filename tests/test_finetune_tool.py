@@ -14,8 +14,8 @@ from tools import finetune_cifar as tool
 from torch import nn
 
 from ttvd.bench.recipe import parse_recipe, plan
-from ttvd.bench.setting import Setting
-from ttvd.bench.supply import Supply
+from ttvd.bench.resources import Resources
+from ttvd.bench.worker_config import WorkerConfig
 from ttvd.data.sets import load_set
 from ttvd.data.sets.cifar import LAYOUTS
 from ttvd.methods import create
@@ -133,7 +133,7 @@ def test_the_fine_tuned_checkpoint_loads_and_has_learnt(world: Path, made: Path)
     assert card.accuracy_four_views is not None
     assert "fine-tuned for 2 epochs by label augmentation from resnet26-cifar10-rotation" in card.data
     assert card.recipe["objective"] == "sla"
-    assert create("ttvd", tuned.model, sites=tuned.sites, known=1.0)(x).shape == (16, 10)
+    assert create("ttvd", tuned.model, sites=tuned.sites, rotation_weight=1.0)(x).shape == (16, 10)
     assert not list(made.glob("*.training"))
 
 
@@ -150,7 +150,7 @@ label = "four views"
 checkpoint = "resnet26-cifar10-finetuned"
 views = 4
 """
-    members = plan(parse_recipe(text, "test"), Supply(Setting(data=world / "data", checkpoints=made)))
+    members = plan(parse_recipe(text, "test"), Resources(WorkerConfig(data=world / "data", checkpoints=made)))
     assert [member.label for member in members] == ["bn", "ttvd", "four views"]
 
 

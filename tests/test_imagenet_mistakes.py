@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 
 from ttvd.bench.job import execute
 from ttvd.bench.recipe import parse_recipe, plan
-from ttvd.bench.setting import Setting
-from ttvd.bench.supply import Supply
+from ttvd.bench.resources import Resources
+from ttvd.bench.worker_config import WorkerConfig
 from ttvd.cli.main import app
 from ttvd.data.digits import split_digits
 from ttvd.data.sets import ClassMap, ImageFolder, find_classes, load_set, read_image
@@ -92,7 +92,7 @@ def test_missing_parts_of_imagenet_are_named(world: Path, tmp_path: Path) -> Non
 
 def make_spec_error(root: Path, text: str, models: Path | None = None) -> str:
     with pytest.raises(ValueError, match="recipe test") as error:
-        plan(parse_recipe(text, "test"), Supply(Setting(root, (models or root) / "models")))
+        plan(parse_recipe(text, "test"), Resources(WorkerConfig(root, (models or root) / "models")))
     return str(error.value)
 
 
@@ -140,9 +140,9 @@ def test_arrays_can_be_measured_by_a_recipe(tmp_path: Path) -> None:
     np.save(tmp_path / "labels.npy", labels[:64].numpy())
     text = 'data.set = "arrays"\ndata.corruptions = ["none"]\ncheckpoints.plain = "digits-plain"\n'
     text += '[[methods]]\nname = "source"'
-    supply = Supply(Setting(tmp_path))
-    (member,) = plan(parse_recipe(text, "own"), supply)
-    assert execute(member.spec, supply).totals["n"] == 64
+    resources = Resources(WorkerConfig(tmp_path))
+    (member,) = plan(parse_recipe(text, "own"), resources)
+    assert execute(member.spec, resources).totals["n"] == 64
     (tmp_path / "images.npy").unlink()
     with pytest.raises(FileNotFoundError, match=r"neither images\.npz"):
         load_set("arrays", tmp_path)
@@ -153,13 +153,13 @@ RENDERED = 'data.set = "imagenet-r"\ndata.corruptions = ["none"]\ncheckpoints.pl
 
 def test_a_list_of_classes_serves_where_imagenet_itself_is_not(world: Path, tmp_path: Path) -> None:
     shutil.copytree(world / "imagenet-r", tmp_path / "imagenet-r")
-    supply = Supply(Setting(tmp_path, world / "models"))
+    resources = Resources(WorkerConfig(tmp_path, world / "models"))
     assert "class folders, which tell the outputs" in make_spec_error(tmp_path, RENDERED, world)
     (tmp_path / "classes.txt").write_text("\n".join(CLASSES))
-    found = supply.restriction("imagenet-r")
+    found = resources.restriction("imagenet-r")
     assert found is not None
     assert (found.columns, found.outputs) == ((1, 5), 6)
-    assert len(plan(parse_recipe(RENDERED, "test"), supply)) == 1
+    assert len(plan(parse_recipe(RENDERED, "test"), resources)) == 1
 
 
 def test_a_part_of_the_class_folders_is_refused_by_the_plan(world: Path, tmp_path: Path) -> None:

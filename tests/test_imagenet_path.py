@@ -26,9 +26,9 @@ from typer.testing import CliRunner
 import ttvd
 from ttvd.bench.job import execute
 from ttvd.bench.recipe import parse_recipe, plan
-from ttvd.bench.setting import Setting
+from ttvd.bench.resources import Resources
 from ttvd.bench.store import Store
-from ttvd.bench.supply import Supply
+from ttvd.bench.worker_config import WorkerConfig
 from ttvd.cli.main import app
 from ttvd.data.sets import ImageFolder, Preparation, load_set, read_image
 from ttvd.nn.resnet_imagenet import resnet18
@@ -80,7 +80,7 @@ def write_recipes(place: Path) -> None:
         text = text.replace("[data]", "[stream]\nbatch_size = 3\n\n[data]")
         text = text.replace('set = "imagenet-c"', 'set = "imagenet-c"\ncorruptions = ["fog"]')
         text = re.sub(r'name = \["source".*', 'name = "source"', text)
-        text = re.sub(r"grid = .*", "set = { lr = 0.05 }", text)
+        text = re.sub(r"grid = .*", "params = { lr = 0.05 }", text)
         (place / "recipes" / path.name).write_text(text)
 
 
@@ -152,8 +152,8 @@ def test_a_model_of_timm_is_prepared_as_timm_says(
     assert len((desk / "vit.csv").read_text().splitlines()) == 1 + len(CLASSES)
     recipe = 'data.set = "imagenet-c"\ndata.corruptions = ["fog"]\nstream.batch_size = 3\n'
     recipe += 'checkpoints.plain = "mymodels:vit_tiny"\n[[methods]]\nname = ["source", "bn", "tent"]'
-    supply = Supply(Setting(world))
-    runs = [execute(member.spec, supply) for member in plan(parse_recipe(recipe, "vit"), supply)]
+    resources = Resources(WorkerConfig(world))
+    runs = [execute(member.spec, resources) for member in plan(parse_recipe(recipe, "vit"), resources)]
     assert (
         runs[0].totals["error"] == runs[1].totals["error"]
     )  # without batch norms there is nothing to exchange

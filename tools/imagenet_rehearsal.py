@@ -26,8 +26,8 @@ from torch import nn
 
 from ttvd.bench.job import build_adapter, identify_adapter, make_order
 from ttvd.bench.recipe import parse_recipe, plan
-from ttvd.bench.setting import Setting
-from ttvd.bench.supply import Supply
+from ttvd.bench.resources import Resources
+from ttvd.bench.worker_config import WorkerConfig
 from ttvd.data.corruptions import CORRUPTIONS, corrupt
 from ttvd.data.sets import ImageFolder, load_set
 from ttvd.nn.split import split
@@ -222,27 +222,27 @@ def measure(device: torch.device) -> tuple[float, float]:
     return living / 1e6, pages * os.sysconf("SC_PAGE_SIZE") / 1e6
 
 
-def watch(recipe: str, name: str, setting: Setting, batches: int) -> bool:
+def watch(recipe: str, name: str, setting: WorkerConfig, batches: int) -> bool:
     """Stream pictures through every method of a recipe and print a line for each; true if memory stays flat."""
-    supply, seen, flat = Supply(setting), set(), True
-    for member in plan(parse_recipe(recipe, name), supply):
+    resources, seen, flat = Resources(setting), set(), True
+    for member in plan(parse_recipe(recipe, name), resources):
         spec = member.spec
         if (kind := identify_adapter(spec)) in seen:
             continue
         seen.add(kind)
-        adapter = build_adapter(spec, supply)
-        labels, restriction = supply.labels(spec), supply.restriction(spec.data)
-        order = torch.from_numpy(np.resize(make_order(spec, supply)[:, 1], batches * spec.batch_size))
+        adapter = build_adapter(spec, resources)
+        labels, restriction = resources.labels(spec), resources.restriction(spec.data)
+        order = torch.from_numpy(np.resize(make_order(spec, resources)[:, 1], batches * spec.batch_size))
         wrong, start, started = 0, (0.0, 0.0), time.perf_counter()
         for number, rows in enumerate(order.split(spec.batch_size)):
             if number == 1 + 64 // spec.batch_size:  # NOTE has learned once, allocators have what they need
-                start = measure(supply.device)
-            logits = adapter(supply.batch(spec, spec.domains[0], rows)).detach()
+                start = measure(resources.device)
+            logits = adapter(resources.batch(spec, spec.domains[0], rows)).detach()
             logits = logits if restriction is None else restriction.restrict(logits)
             wrong += int((logits.argmax(1).cpu() != labels[rows]).sum())
             del logits
         seconds = (time.perf_counter() - started) / batches
-        end = measure(supply.device)
+        end = measure(resources.device)
         grown = end[0] - start[0] > 0.5 or end[1] - start[1] > 60
         flat &= not grown
         print(
@@ -258,7 +258,7 @@ def rehearse(root: Path, options: argparse.Namespace) -> bool:
     root.mkdir(parents=True, exist_ok=True)
     print("Making pictures and models", flush=True)
     timm_models = make_models(plant(root))
-    setting = Setting(root, root / "models", options.device)
+    setting = WorkerConfig(root, root / "models", options.device)
     passed: list[bool] = []
     where = ["--data", str(root), "--checkpoints", str(root / "models"), "--device", options.device]
     limit = [] if options.full else ["--limit", str(options.limit)]

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from ttvd.bench.recipe import Recipe, parse_recipe
-from ttvd.bench.setting import Setting
-from ttvd.bench.supply import Supply
+from ttvd.bench.resources import Resources
+from ttvd.bench.worker_config import WorkerConfig
 from ttvd.data.sets import ImageSet
 from ttvd.nn.resnet import init_weights
 from ttvd.nn.split import split
@@ -49,8 +49,8 @@ def _settle(model: nn.Module, images: Tensor) -> None:
     model.eval()
 
 
-def make_supply(folder: Path, classes: int = 5, count: int = 320) -> Supply:
-    """A supply with the pictures as ``cifar10`` and the model as ``tiny``."""
+def make_resources(folder: Path, classes: int = 5, count: int = 320) -> Resources:
+    """A resources with the pictures as ``cifar10`` and the model as ``tiny``."""
     arguments = {
         "num_classes": 4 * classes,
         "in_channels": 3,
@@ -67,7 +67,7 @@ def make_supply(folder: Path, classes: int = 5, count: int = 320) -> Supply:
     temperatures = {"vd": 0.05, "civd@-0.8": 1.0, "cipd@1": 0.1}
     estimate_sites(model, images).with_temperatures(temperatures).save(folder / "tiny.sites.safetensors")
     save_checkpoint(folder / "tiny.safetensors", model, card)
-    return Supply(Setting(checkpoints=folder), {"cifar10": make_pictures(count, classes)})
+    return Resources(WorkerConfig(checkpoints=folder), {"cifar10": make_pictures(count, classes)})
 
 
 def make_recipe(figures: str, extra: str = "") -> Recipe:

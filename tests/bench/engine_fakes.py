@@ -17,9 +17,9 @@ from ttvd.bench.engines.worker import Worker, prepare_bench
 from ttvd.bench.grid import make_plans
 from ttvd.bench.job import execute
 from ttvd.bench.recipe import Recipe, parse_recipe
-from ttvd.bench.setting import Setting
+from ttvd.bench.resources import Resources
 from ttvd.bench.spec import Domain, Facts, Member, Run, Spec
-from ttvd.bench.supply import Supply
+from ttvd.bench.worker_config import WorkerConfig
 from ttvd.metrics import RunningMetrics
 
 Progress = Callable[[int, int], None]
@@ -47,7 +47,7 @@ def make_run(spec: Spec) -> Run:
     return Run(spec, Record((Row(metrics.state(), 1.0, 0.01),)), facts)
 
 
-def prepare_fake(setting: Setting, shared: Shared) -> Job:
+def prepare_fake(setting: WorkerConfig, shared: Shared) -> Job:
     """A job that does what the options of its spec say."""
     return partial(_act, shared)
 
@@ -72,7 +72,7 @@ def _act(shared: Shared, spec: Spec, progress: Progress) -> Run:
     return make_run(spec)
 
 
-def prepare_slow(setting: Setting, shared: Shared) -> Job:
+def prepare_slow(setting: WorkerConfig, shared: Shared) -> Job:
     """The real job, which takes its time over the first batch of Tent."""
     return partial(_dawdle, prepare_bench(setting, shared))
 
@@ -97,7 +97,7 @@ class PlainEngine:
         pass
 
     def run(
-        self, specs: Iterable[Spec | None], setting: Setting, shared: Shared | None = None
+        self, specs: Iterable[Spec | None], setting: WorkerConfig, shared: Shared | None = None
     ) -> Generator[Event, None, None]:
         worker = Worker("plain", self._prepare, setting, shared or {})
         try:
@@ -118,14 +118,14 @@ class PlainEngine:
 def plan_small() -> tuple[Recipe, list[Member], Shared]:
     """Two methods on 128 noisy digits."""
     recipe = parse_recipe(SMALL, "small")
-    [(_, members)], shared = make_plans([recipe], Setting())
+    [(_, members)], shared = make_plans([recipe], WorkerConfig())
     return recipe, list(members), shared
 
 
 def do_here(specs: Sequence[Spec]) -> dict[str, Run]:
     """The same runs without any engine."""
-    supply = Supply(Setting())
-    return {spec.key: execute(spec, supply) for spec in specs}
+    resources = Resources(WorkerConfig())
+    return {spec.key: execute(spec, resources) for spec in specs}
 
 
 def strip(run: Run) -> list[tuple[Any, ...]]:

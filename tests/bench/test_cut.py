@@ -10,8 +10,8 @@ from tools import check_rows
 from ttvd.bench.recipe import parse_recipe, plan
 from ttvd.bench.recipe.cut import cut_limit, cut_lines, cut_seeds
 from ttvd.bench.recipe.planning import list_entries
-from ttvd.bench.setting import Setting
-from ttvd.bench.supply import Supply
+from ttvd.bench.resources import Resources
+from ttvd.bench.worker_config import WorkerConfig
 from ttvd.cli.main import app
 
 TEXT = """
@@ -41,11 +41,11 @@ def run(*arguments: object) -> str:
 
 
 def test_lines_that_stay_ask_for_the_same_runs() -> None:
-    recipe, supply = parse_recipe(TEXT, "small"), Supply(Setting())
+    recipe, resources = parse_recipe(TEXT, "small"), Resources(WorkerConfig())
     cut = cut_lines(recipe, ["tent", "SLA + bn"])
     assert [entry.label for entry in list_entries(cut)] == ["tent", "SLA + bn"]
-    wanted = [member for member in plan(recipe, supply) if member.label in ("tent", "SLA + bn")]
-    assert plan(cut, supply) == wanted
+    wanted = [member for member in plan(recipe, resources) if member.label in ("tent", "SLA + bn")]
+    assert plan(cut, resources) == wanted
 
 
 def test_a_reference_is_kept_where_it_is_one_of_them() -> None:
@@ -61,7 +61,7 @@ def test_a_line_that_is_not_there_is_missed_with_those_that_are() -> None:
 
 def test_limits_and_seeds_are_those_of_all_lines() -> None:
     recipe = cut_seeds(cut_limit(parse_recipe(TEXT, "small"), 128), (7,))
-    specs = [member.spec for member in plan(recipe, Supply(Setting()))]
+    specs = [member.spec for member in plan(recipe, Resources(WorkerConfig()))]
     assert {(spec.limit, spec.seed) for spec in specs} == {(128, 7)}
 
 

@@ -21,7 +21,7 @@ from tests.bench.engine_fakes import (
     strip,
 )
 from ttvd.bench.engines import Advanced, Broken, Event, Finished, LocalEngine, Noted, Started, local
-from ttvd.bench.setting import Setting
+from ttvd.bench.worker_config import WorkerConfig
 from ttvd.data.sets import ImageSet
 
 E = TypeVar("E")
@@ -50,7 +50,7 @@ def test_a_killed_worker_costs_nothing_but_time() -> None:
     events: list[Event] = []
     engine = LocalEngine(1, prepare=prepare_slow)
     engine.start()
-    for event in engine.run(specs, Setting(), shared):
+    for event in engine.run(specs, WorkerConfig(), shared):
         if isinstance(event, Advanced) and event.key == specs[1].key and not find(events, Noted):
             for pid in my_workers():
                 os.kill(pid, signal.SIGKILL)
@@ -78,7 +78,7 @@ def test_failures_stay_with_their_run(tmp_path: Path) -> None:
     raises, eats, dies = (make_spec(2, act=act) for act in ("raise", "eat", "die"))
     events: list[Event] = []
     for event in LocalEngine(1, prepare=prepare_fake).run(
-        [calm, raises, views, eats, dies], Setting(), shared
+        [calm, raises, views, eats, dies], WorkerConfig(), shared
     ):
         if isinstance(event, Advanced) and event.key == calm.key:
             os.kill(
@@ -100,7 +100,7 @@ def test_failures_stay_with_their_run(tmp_path: Path) -> None:
 
 def test_workers_are_gone_when_the_engine_is_left_in_the_middle() -> None:
     engine = LocalEngine(1, prepare=prepare_fake)
-    events = engine.run([make_spec(0, nap=30.0)], Setting())
+    events = engine.run([make_spec(0, nap=30.0)], WorkerConfig())
     while not isinstance(next(events), Advanced):
         pass
     pids = my_workers()

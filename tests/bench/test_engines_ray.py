@@ -12,7 +12,7 @@ from tests.bench.engine_fakes import do_here, plan_small, prepare_slow, strip
 from ttvd import __version__
 from ttvd.bench.engines import Advanced, Broken, Event, Finished, Noted, RayEngine, Started
 from ttvd.bench.engines.ray import _RayCrew
-from ttvd.bench.setting import Setting
+from ttvd.bench.worker_config import WorkerConfig
 
 ROOT = Path(__file__).parents[2]
 
@@ -35,7 +35,7 @@ def test_the_rows_are_those_of_any_engine_and_a_killed_worker_costs_nothing_but_
     specs = [member.spec for member in members]
     fails = replace(specs[0], method="nonsense")
     events: list[Event] = []
-    for event in RayEngine(jobs=1, prepare=prepare_slow).run([fails, *specs], Setting(), shared):
+    for event in RayEngine(jobs=1, prepare=prepare_slow).run([fails, *specs], WorkerConfig(), shared):
         if isinstance(event, Advanced) and event.key == specs[1].key and not find_deaths(events):
             worker = next(e.worker for e in reversed(events) if isinstance(e, Started))
             os.kill(int(worker.split()[-1]), signal.SIGKILL)
@@ -68,14 +68,14 @@ class _Ray:
 
 
 def test_starts_that_fail_now_and_then_do_not_end_a_long_grid() -> None:
-    crew = object.__new__(_RayCrew)
+    pool = object.__new__(_RayCrew)
     handles = ["bad 1", "bad 2", "good 1", "bad 3", "bad 4", "good 2"]
-    crew._ray, crew._idle, crew._failed_starts = _Ray, [], 0
-    crew._coming = dict.fromkeys([*handles, "bad 5", "bad 6", "bad 7"])
-    notes = [event for handle in handles for event in crew._welcome(handle)]
-    assert (len(notes), [member.name for member in crew._idle]) == (4, ["good 1", "good 2"])
+    pool._ray, pool._idle, pool._failed_starts = _Ray, [], 0
+    pool._coming = dict.fromkeys([*handles, "bad 5", "bad 6", "bad 7"])
+    notes = [event for handle in handles for event in pool._welcome(handle)]
+    assert (len(notes), [member.name for member in pool._idle]) == (4, ["good 1", "good 2"])
     with pytest.raises(OSError, match="end before they begin"):
-        [event for handle in ("bad 5", "bad 6", "bad 7") for event in crew._welcome(handle)]
+        [event for handle in ("bad 5", "bad 6", "bad 7") for event in pool._welcome(handle)]
 
 
 def kinds(events: list[Event], kind: type) -> list[Event]:
@@ -101,4 +101,4 @@ def test_an_engine_without_workers_is_refused() -> None:
 @pytest.mark.parametrize(("address", "message"), [("127.0.0.1:1", "ray start --head"), ("head", "HOST:PORT")])
 def test_a_cluster_that_is_not_there_is_noticed_at_once(address: str, message: str) -> None:
     with pytest.raises((ValueError, OSError), match=message):
-        next(RayEngine(address).run([], Setting()))
+        next(RayEngine(address).run([], WorkerConfig()))

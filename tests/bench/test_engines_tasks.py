@@ -7,8 +7,8 @@ from ttvd.bench.engines import Broken, Event, Finished, Noted, Started, Waited
 from ttvd.bench.engines.events import Job, Shared
 from ttvd.bench.engines.tasks import Lost, Tasks, drive
 from ttvd.bench.engines.worker import Worker
-from ttvd.bench.setting import Setting
 from ttvd.bench.spec import Spec
+from ttvd.bench.worker_config import WorkerConfig
 
 
 class PaperCrew:
@@ -48,25 +48,25 @@ def finished(events: list[Event]) -> set[str]:
 
 
 def test_all_runs_are_done_two_at_a_time() -> None:
-    crew = PaperCrew({})
-    assert finished(list(drive(crew, Tasks(SPECS)))) == {spec.key for spec in SPECS}
-    assert crew.given == SPECS
-    assert crew.most == 2
+    pool = PaperCrew({})
+    assert finished(list(drive(pool, Tasks(SPECS)))) == {spec.key for spec in SPECS}
+    assert pool.given == SPECS
+    assert pool.most == 2
 
 
 def test_a_lost_run_is_tried_once_more() -> None:
-    crew = PaperCrew(lose(SPECS[1], 1))
-    events = list(drive(crew, Tasks(SPECS)))
+    pool = PaperCrew(lose(SPECS[1], 1))
+    events = list(drive(pool, Tasks(SPECS)))
     assert finished(events) == {spec.key for spec in SPECS}
     assert [event.text for event in events if isinstance(event, Noted)] == [
         "It fell. Its run (tent, fog 5) is tried again."
     ]
-    assert crew.given.count(SPECS[1]) == 2
+    assert pool.given.count(SPECS[1]) == 2
 
 
 def test_a_run_that_is_lost_twice_is_given_up_and_the_others_go_on() -> None:
-    crew = PaperCrew(lose(SPECS[0], 5))
-    events = list(drive(crew, Tasks(SPECS)))
+    pool = PaperCrew(lose(SPECS[0], 5))
+    events = list(drive(pool, Tasks(SPECS)))
     [broken] = [event for event in events if isinstance(event, Broken)]
     assert broken.key == SPECS[0].key
     assert broken.text == "It fell.\nIt was tried 2 times, each time in a new worker.\nFrom high above."
@@ -94,8 +94,8 @@ def test_runs_are_asked_for_only_when_there_is_room() -> None:
 
 
 def test_an_offer_may_have_nothing_for_a_while() -> None:
-    crew = PaperCrew({})
-    events = list(drive(crew, Tasks([SPECS[0], None, None, SPECS[1]])))
+    pool = PaperCrew({})
+    events = list(drive(pool, Tasks([SPECS[0], None, None, SPECS[1]])))
     assert finished(events) == {SPECS[0].key, SPECS[1].key}
     assert Waited() in events
 
@@ -106,18 +106,18 @@ def test_nothing_to_do_ends_at_once() -> None:
 
 def test_a_worker_whose_version_gives_another_key_refuses() -> None:
     said: list[Event] = []
-    Worker("7", prepare_fake, Setting(), {}).do("0" * 16, SPECS[0], said.append)
+    Worker("7", prepare_fake, WorkerConfig(), {}).do("0" * 16, SPECS[0], said.append)
     assert said[0] == Started("0" * 16, "7")
     assert isinstance(said[1], Broken)
     assert "another version of ttvd" in said[1].text
 
 
 def test_a_worker_that_cannot_be_prepared_says_so_for_each_run() -> None:
-    def prepare(setting: Setting, shared: Shared) -> Job:
+    def prepare(setting: WorkerConfig, shared: Shared) -> Job:
         raise OSError("the data are gone")
 
     said: list[Event] = []
-    worker = Worker("7", prepare, Setting(), {})
+    worker = Worker("7", prepare, WorkerConfig(), {})
     for spec in SPECS[:2]:
         worker.do(spec.key, spec, said.append)
     broken = [event for event in said if isinstance(event, Broken)]

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.bench.colours import NAMES, make_pictures, make_recipe, make_supply
+from tests.bench.colours import NAMES, make_pictures, make_recipe, make_resources
 from ttvd.bench.figures import make_figure
 from ttvd.bench.figures.plane import PlaneOptions
 from ttvd.bench.figures.samples import SampleOptions
@@ -19,8 +19,8 @@ from ttvd.bench.figures.scene import Scene, set_scene
 from ttvd.bench.figures.slices import choose_classes
 from ttvd.bench.figures.values import PlaneData, Trace, pack, unpack
 from ttvd.bench.recipe import Recipe, parse_recipe
-from ttvd.bench.setting import Setting
-from ttvd.bench.supply import Supply
+from ttvd.bench.resources import Resources
+from ttvd.bench.worker_config import WorkerConfig
 from ttvd.data.corruptions import corrupt
 from ttvd.nn.split import split
 from ttvd.nn.views import rotate
@@ -32,21 +32,21 @@ SLICES = '[[figures]]\nkind = "slices"\n'
 
 
 @pytest.fixture(scope="module")
-def supply(tmp_path_factory: pytest.TempPathFactory) -> Supply:
-    return make_supply(tmp_path_factory.mktemp("model"))
+def resources(tmp_path_factory: pytest.TempPathFactory) -> Resources:
+    return make_resources(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture(scope="module")
-def scene(supply: Supply) -> Scene:
+def scene(resources: Resources) -> Scene:
     recipe = make_recipe(SAMPLES)
-    return set_scene(SampleOptions().complete(recipe), recipe, supply, seed=0)
+    return set_scene(SampleOptions().complete(recipe), recipe, resources, seed=0)
 
 
 def make(
-    figures: str, supply: Supply, seed: int = 0, extra: str = ""
+    figures: str, resources: Resources, seed: int = 0, extra: str = ""
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     recipe = make_recipe(figures, extra)
-    facts, payload = make_figure(recipe.figures[0], recipe, supply, seed)
+    facts, payload = make_figure(recipe.figures[0], recipe, resources, seed)
     return facts, unpack(payload)
 
 
@@ -63,10 +63,10 @@ def measure(z: Tensor, site: Tensor) -> float:
     return math.sqrt(sum((float(a) - float(b)) ** 2 for a, b in zip(z, site, strict=True)))
 
 
-def test_the_stream_holds_the_corrupted_images_of_the_set(supply: Supply) -> None:
+def test_the_stream_holds_the_corrupted_images_of_the_set(resources: Resources) -> None:
     recipe = make_recipe(SAMPLES)
     options = SampleOptions(limit=100, severity=3).complete(recipe)
-    stream = set_scene(options, recipe, supply, seed=4).stream
+    stream = set_scene(options, recipe, resources, seed=4).stream
     images, labels = (torch.cat(parts) for parts in zip(*stream, strict=True))
     pictures = make_pictures(320, 5)
     noisy = corrupt(pictures.floats(), "gaussian_noise", 3)
@@ -85,9 +85,9 @@ def _find(all_images: Tensor, some: Tensor) -> list[int]:
     return [int((all_images == image).flatten(1).all(1).nonzero()[0, 0]) for image in some]
 
 
-def test_a_stream_is_enriched_without_repeating_an_image(supply: Supply) -> None:
+def test_a_stream_is_enriched_without_repeating_an_image(resources: Resources) -> None:
     recipe = make_recipe(SAMPLES)
-    stream = set_scene(SampleOptions(limit=10).complete(recipe), recipe, supply, seed=0).stream
+    stream = set_scene(SampleOptions(limit=10).complete(recipe), recipe, resources, seed=0).stream
     more = stream.enrich([0, 3], 12)
     counts = more.labels[more.rows].bincount(minlength=5)
     assert counts[0] == counts[3] == 12
@@ -99,8 +99,10 @@ def test_a_stream_is_enriched_without_repeating_an_image(supply: Supply) -> None
     assert len(more.enrich([0], 1000).rows.unique()) == len(more.rows) + 64 - 12
 
 
-def test_samples_have_the_distances_and_influences_of_their_definitions(supply: Supply, scene: Scene) -> None:
-    facts, arrays = make(SAMPLES, supply)
+def test_samples_have_the_distances_and_influences_of_their_definitions(
+    resources: Resources, scene: Scene
+) -> None:
+    facts, arrays = make(SAMPLES, resources)
     means = scene.sites.means
     found: list[tuple[float, int, list[list[float]], Tensor]] = []
     spoilt = 0
@@ -132,8 +134,8 @@ def margin(scores: list[float], truth: int) -> float:
     return probs[truth] - max(p for k, p in enumerate(probs) if k != truth)
 
 
-def test_slices_are_exact_and_features_are_projected(supply: Supply, scene: Scene) -> None:
-    facts, arrays = make(SLICES + 'classes = ["cat", 0, "frog"]\n', supply)
+def test_slices_are_exact_and_features_are_projected(resources: Resources, scene: Scene) -> None:
+    facts, arrays = make(SLICES + 'classes = ["cat", 0, "frog"]\n', resources)
     assert facts["chosen"] == [2, 0, 4]
     origin, axes, means = arrays["origin"], arrays["axes"], scene.sites.means.numpy()
     assert np.allclose(axes @ axes.T, np.eye(2))
@@ -178,8 +180,8 @@ def predict(z: Tensor, scene: Scene) -> dict[str, Any]:
     }
 
 
-def test_the_states_of_a_slice_are_those_of_the_model(supply: Supply, scene: Scene) -> None:
-    facts, arrays = make(SLICES, supply)
+def test_the_states_of_a_slice_are_those_of_the_model(resources: Resources, scene: Scene) -> None:
+    facts, arrays = make(SLICES, resources)
     assert set(arrays["states"]) == {"clean", "source", "bn", "ttvd"}
     chosen = torch.tensor(facts["chosen"])
     clean = scene.stream.clean()
@@ -209,23 +211,23 @@ def test_the_most_confused_classes_are_chosen_and_the_nearest_without_mistakes()
     assert choose_classes(Trace(astray, labels, labels), sites) == [0, 3, 4]
 
 
-def test_figures_do_not_depend_on_anything_but_their_seed(supply: Supply) -> None:
+def test_figures_do_not_depend_on_anything_but_their_seed(resources: Resources) -> None:
     for figures in (SAMPLES, SLICES):
         recipe = make_recipe(figures)
-        first, again = (make_figure(recipe.figures[0], recipe, supply, 0) for _ in range(2))
+        first, again = (make_figure(recipe.figures[0], recipe, resources, 0) for _ in range(2))
         assert first == again
         torch.manual_seed(7)
-        assert make_figure(recipe.figures[0], recipe, supply, 0) == first
-        assert make_figure(recipe.figures[0], recipe, supply, 1)[0]["key"] != first[0]["key"]
+        assert make_figure(recipe.figures[0], recipe, resources, 0) == first
+        assert make_figure(recipe.figures[0], recipe, resources, 1)[0]["key"] != first[0]["key"]
 
 
 @pytest.fixture(scope="module")
-def digits() -> Supply:
-    return Supply(Setting())
+def digits() -> Resources:
+    return Resources(WorkerConfig())
 
 
 @pytest.fixture(scope="module")
-def plane(digits: Supply) -> tuple[dict[str, Any], PlaneData]:
+def plane(digits: Resources) -> tuple[dict[str, Any], PlaneData]:
     text = 'data = {set = "digits", corruptions = ["gaussian_noise"], constants = "imagenet"}\n'
     text += (
         '[[methods]]\nname = "bn"\n[[figures]]\nkind = "plane"\ncheckpoint = "digits-plane"\nseverity = 4\n'
@@ -236,7 +238,7 @@ def plane(digits: Supply) -> tuple[dict[str, Any], PlaneData]:
 
 
 def test_the_plane_shows_what_the_methods_saw(
-    digits: Supply, plane: tuple[dict[str, Any], PlaneData]
+    digits: Resources, plane: tuple[dict[str, Any], PlaneData]
 ) -> None:
     facts, data = plane
     assert facts["classes"] == ["0", "1", "2"]
@@ -278,8 +280,8 @@ def test_values_survive_their_journey_as_bytes(plane: tuple[dict[str, Any], Plan
             unpack(damaged)
 
 
-def test_sets_that_come_corrupted_have_no_clean_images(supply: Supply) -> None:
-    own = Supply(supply.setting, {"cifar10-c/gaussian_noise/5": make_pictures(128, 5)})
+def test_sets_that_come_corrupted_have_no_clean_images(resources: Resources) -> None:
+    own = Resources(resources.setting, {"cifar10-c/gaussian_noise/5": make_pictures(128, 5)})
     recipe: Recipe = replace(make_recipe(SLICES), data=replace(make_recipe(SLICES).data, set="cifar10-c"))
     facts, payload = make_figure(recipe.figures[0], recipe, own, 0)
     assert set(unpack(payload)["states"]) == {"source", "bn", "ttvd"}

@@ -17,9 +17,9 @@ from ttvd.bench.engines import Event, Finished, LocalEngine, Noted, Passed, Star
 from ttvd.bench.engines.worker import prepare_bench
 from ttvd.bench.grid import Interrupted, Outcome, run_grid, run_plans
 from ttvd.bench.recipe import parse_recipe
-from ttvd.bench.setting import Setting
 from ttvd.bench.spec import Member, Spec
 from ttvd.bench.store import Owner, Store
+from ttvd.bench.worker_config import WorkerConfig
 
 RECIPE = parse_recipe('data.set = "digits"\nmethods = [{name = "tent"}]', "fakes")
 
@@ -47,7 +47,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 def run_fakes(store: Store, specs: Sequence[Spec], watch: Diary | None = None) -> Outcome:
     members = [Member("fakes", "tent", "test", spec) for spec in specs]
-    return run_plans([(RECIPE, members)], store, PlainEngine(), Setting(), watch=watch)
+    return run_plans([(RECIPE, members)], store, PlainEngine(), WorkerConfig(), watch=watch)
 
 
 SPECS = [make_spec(seed) for seed in range(4)]
@@ -78,7 +78,7 @@ def test_a_run_that_two_recipes_ask_for_is_done_once(store: Store) -> None:
     plans = [
         (recipe, [Member(recipe.name, "tent", "test", spec) for spec in SPECS]) for recipe in (RECIPE, other)
     ]
-    assert run_plans(plans, store, PlainEngine(), Setting()).done == 4
+    assert run_plans(plans, store, PlainEngine(), WorkerConfig()).done == 4
     assert store.members("others")[0].spec == SPECS[0]
 
 
@@ -184,7 +184,7 @@ def test_runs_of_a_process_that_dies_are_taken_over(store: Store, neighbour: Nei
 
 def test_a_real_recipe(store: Store) -> None:
     recipe, members, _ = plan_small()
-    assert run_grid(recipe, store, PlainEngine(prepare_bench), Setting()) == Outcome(2, 0, {}, 0)
+    assert run_grid(recipe, store, PlainEngine(prepare_bench), WorkerConfig()) == Outcome(2, 0, {}, 0)
     alone = do_here([member.spec for member in members])
     stored = store.load(store.done())
     assert {key: strip(run) for key, run in stored.items()} == {key: strip(run) for key, run in alone.items()}
@@ -193,5 +193,5 @@ def test_a_real_recipe(store: Store) -> None:
 def test_a_recipe_that_cannot_be_run_changes_nothing(store: Store) -> None:
     text = 'data.set = "digits"\ncheckpoints.plain = "nowhere"\nmethods = [{name = "bn"}]'
     with pytest.raises((ValueError, OSError), match="nowhere"):
-        run_grid(parse_recipe(text, "bad"), store, LocalEngine(), Setting())
+        run_grid(parse_recipe(text, "bad"), store, LocalEngine(), WorkerConfig())
     assert store.recipes() == {}

@@ -12,10 +12,10 @@ import torch
 import ttvd
 from ttvd.bench.job import build_adapter, execute, make_order
 from ttvd.bench.recipe import parse_recipe, plan
+from ttvd.bench.resources import Resources
 from ttvd.bench.run import choose_step
-from ttvd.bench.setting import Setting
 from ttvd.bench.spec import Domain, Run, Spec
-from ttvd.bench.supply import Supply
+from ttvd.bench.worker_config import WorkerConfig
 from ttvd.data.corruptions import corrupt
 from ttvd.data.digits import split_digits
 from ttvd.data.sets import load_set
@@ -33,12 +33,12 @@ checkpoints.sites = "digits-sla"
 
 
 @pytest.fixture(scope="module")
-def supply() -> Supply:
-    return Supply(Setting())
+def resources() -> Resources:
+    return Resources(WorkerConfig())
 
 
-def make_spec(supply: Supply, method: str, extra: str = "") -> Spec:
-    return plan(parse_recipe(f'{TEXT}\n[[methods]]\nname = "{method}"\n{extra}', "test"), supply)[0].spec
+def make_spec(resources: Resources, method: str, extra: str = "") -> Spec:
+    return plan(parse_recipe(f'{TEXT}\n[[methods]]\nname = "{method}"\n{extra}', "test"), resources)[0].spec
 
 
 def plain(run: Run) -> list[object]:
@@ -46,9 +46,9 @@ def plain(run: Run) -> list[object]:
     return [(row.metrics, row.kept, row.domain) for row in run.record.rows]
 
 
-def test_a_run_equals_a_loop_written_by_hand(supply: Supply) -> None:
-    spec = make_spec(supply, "tent", "set = { lr = 0.01 }")
-    done = execute(spec, supply)
+def test_a_run_equals_a_loop_written_by_hand(resources: Resources) -> None:
+    spec = make_spec(resources, "tent", "params = { lr = 0.01 }")
+    done = execute(spec, resources)
     _, _, images, labels = split_digits()
     chosen = np.sort(np.random.default_rng(0).permutation(2000)[:150])
     pictures = corrupt((images[chosen] * 255).round() / 255, "fog", 5, seed=0, index=torch.from_numpy(chosen))
@@ -63,164 +63,168 @@ def test_a_run_equals_a_loop_written_by_hand(supply: Supply) -> None:
     assert [int(row.metrics["n"]) for row in done.record.rows] == [64, 64, 22]  # type: ignore[arg-type]
 
 
-def test_a_run_is_repeatable_and_independent_of_what_ran_before(supply: Supply) -> None:
-    spec = make_spec(supply, "ttvd")
-    first = execute(spec, supply)
-    execute(make_spec(supply, "shot"), supply)
-    assert plain(execute(spec, supply)) == plain(first)
-    assert plain(execute(spec, Supply(Setting()))) == plain(first)
+def test_a_run_is_repeatable_and_independent_of_what_ran_before(resources: Resources) -> None:
+    spec = make_spec(resources, "ttvd")
+    first = execute(spec, resources)
+    execute(make_spec(resources, "shot"), resources)
+    assert plain(execute(spec, resources)) == plain(first)
+    assert plain(execute(spec, Resources(WorkerConfig()))) == plain(first)
 
 
-def test_facts(supply: Supply) -> None:
-    spec = make_spec(supply, "ttvd")
-    facts = execute(spec, supply).facts
+def test_facts(resources: Resources) -> None:
+    spec = make_spec(resources, "ttvd")
+    facts = execute(spec, resources).facts
     assert (facts.forwards, facts.backwards) == (4.0, 4.0)
     assert facts.versions["torch"] == torch.__version__
-    assert facts.order == execute(make_spec(supply, "bn"), supply).facts.order
-    assert facts.order != execute(replace(spec, seed=1), supply).facts.order
+    assert facts.order == execute(make_spec(resources, "bn"), resources).facts.order
+    assert facts.order != execute(replace(spec, seed=1), resources).facts.order
     assert facts.seconds > 0
 
 
-def test_progress_counts_batches(supply: Supply) -> None:
+def test_progress_counts_batches(resources: Resources) -> None:
     seen: list[tuple[int, int]] = []
-    execute(make_spec(supply, "bn"), supply, lambda done, total: seen.append((done, total)))
+    execute(make_spec(resources, "bn"), resources, lambda done, total: seen.append((done, total)))
     assert seen == [(1, 3), (2, 3), (3, 3)]
 
 
-def test_views_are_aggregated_around_a_method(supply: Supply) -> None:
-    spec = make_spec(supply, "bn", 'checkpoint = "digits-sla"\nviews = 4')
-    one = make_spec(supply, "bn", 'checkpoint = "digits-sla"')
-    assert execute(spec, supply).totals["error"] < execute(one, supply).totals["error"]
-    assert execute(spec, supply).facts.forwards == 4.0
+def test_views_are_aggregated_around_a_method(resources: Resources) -> None:
+    spec = make_spec(resources, "bn", 'checkpoint = "digits-sla"\nviews = 4')
+    one = make_spec(resources, "bn", 'checkpoint = "digits-sla"')
+    assert execute(spec, resources).totals["error"] < execute(one, resources).totals["error"]
+    assert execute(spec, resources).facts.forwards == 4.0
 
 
-def test_episodic_runs_start_again_at_each_batch(supply: Supply) -> None:
-    spec = make_spec(supply, "tent", "set = { lr = 0.1 }\nepisodic = true")
-    run = execute(spec, supply)
-    alone = build_adapter(replace(spec, episodic=False), supply)
-    order = make_order(spec, supply)
+def test_episodic_runs_start_again_at_each_batch(resources: Resources) -> None:
+    spec = make_spec(resources, "tent", "params = { lr = 0.1 }\nepisodic = true")
+    run = execute(spec, resources)
+    alone = build_adapter(replace(spec, episodic=False), resources)
+    order = make_order(spec, resources)
     rows = torch.from_numpy(order[64:128, 1])
-    logits = alone(supply.batch(spec, spec.domains[0], rows))
-    correct = int((logits.argmax(1) == supply.labels(spec)[rows]).sum())
+    logits = alone(resources.batch(spec, spec.domains[0], rows))
+    correct = int((logits.argmax(1) == resources.labels(spec)[rows]).sum())
     assert run.record.rows[1].metrics["correct"] == correct
 
 
-def test_continual_rows_name_their_domain_and_state_is_carried_over(supply: Supply) -> None:
-    spec = make_spec(supply, "tent", "set = { lr = 0.1 }")
+def test_continual_rows_name_their_domain_and_state_is_carried_over(resources: Resources) -> None:
+    spec = make_spec(resources, "tent", "params = { lr = 0.1 }")
     both = replace(spec, domains=(Domain("fog"), Domain("snow")), batch_size=50)
-    run = execute(both, supply)
+    run = execute(both, resources)
     assert [row.domain for row in run.record.rows] == [0, 0, 0, 1, 1, 1]
     assert run.totals["n"] == 300
-    alone = execute(replace(spec, batch_size=50), supply)
+    alone = execute(replace(spec, batch_size=50), resources)
     assert plain(alone) == plain(run)[:3]
-    fresh = execute(replace(spec, domains=(Domain("snow"),), batch_size=50), supply)
+    fresh = execute(replace(spec, domains=(Domain("snow"),), batch_size=50), resources)
     assert [row.metrics for row in fresh.record.rows] != [row.metrics for row in run.record.rows[3:]]
 
 
-def test_no_batch_of_a_continual_stream_has_images_of_two_domains(supply: Supply) -> None:
-    spec = replace(make_spec(supply, "source"), domains=(Domain("fog"), Domain("snow"), Domain()), limit=20)
-    run = execute(spec, supply)
+def test_no_batch_of_a_continual_stream_has_images_of_two_domains(resources: Resources) -> None:
+    spec = replace(
+        make_spec(resources, "source"), domains=(Domain("fog"), Domain("snow"), Domain()), limit=20
+    )
+    run = execute(spec, resources)
     assert [(row.metrics["n"], row.domain) for row in run.record.rows] == [(20, 0), (20, 1), (20, 2)]
-    each = [execute(replace(spec, domains=(domain,)), supply).record.rows[0] for domain in spec.domains]
+    each = [execute(replace(spec, domains=(domain,)), resources).record.rows[0] for domain in spec.domains]
     assert [row.metrics["correct"] for row in run.record.rows] == [row.metrics["correct"] for row in each]
 
 
-def test_mixed_domains_show_every_image_once_in_each(supply: Supply) -> None:
-    spec = replace(make_spec(supply, "bn"), domains=(Domain("fog"), Domain("snow")), join="mixed")
-    order = make_order(spec, supply)
+def test_mixed_domains_show_every_image_once_in_each(resources: Resources) -> None:
+    spec = replace(make_spec(resources, "bn"), domains=(Domain("fog"), Domain("snow")), join="mixed")
+    order = make_order(spec, resources)
     assert sorted(map(tuple, order.tolist())) == [(d, i) for d in range(2) for i in range(150)]
     assert len(set(order[:64, 0].tolist())) == 2
-    run = execute(spec, supply)
+    run = execute(spec, resources)
     assert {row.domain for row in run.record.rows} == {0}
     # What an image looks like does not depend on its neighbours in the batch.
     source = replace(spec, method="source", parameters={})
-    whole = execute(source, supply).totals["error"]
-    each = [execute(replace(source, domains=(d,)), supply).totals["error"] for d in spec.domains]
+    whole = execute(source, resources).totals["error"]
+    each = [execute(replace(source, domains=(d,)), resources).totals["error"] for d in spec.domains]
     assert whole == pytest.approx(sum(each) / 2)
 
 
-def test_clean_images_are_left_as_they_are(supply: Supply) -> None:
-    spec = replace(make_spec(supply, "source"), domains=(Domain(),), limit=None)
+def test_clean_images_are_left_as_they_are(resources: Resources) -> None:
+    spec = replace(make_spec(resources, "source"), domains=(Domain(),), limit=None)
     base = load_set("digits")
     index = torch.arange(20)
-    assert torch.equal(supply.batch(spec, Domain(), index), base.floats(index))
-    assert execute(spec, supply).totals["error"] < 0.05
+    assert torch.equal(resources.batch(spec, Domain(), index), base.floats(index))
+    assert execute(spec, resources).totals["error"] < 0.05
 
 
-def test_an_image_is_corrupted_alike_whatever_the_limit(supply: Supply) -> None:
-    spec = make_spec(supply, "bn")
-    whole, rows = replace(spec, limit=None), supply.rows(spec)
+def test_an_image_is_corrupted_alike_whatever_the_limit(resources: Resources) -> None:
+    spec = make_spec(resources, "bn")
+    whole, rows = replace(spec, limit=None), resources.rows(spec)
     index = torch.arange(10)
     assert torch.equal(
-        supply.batch(spec, Domain("snow"), index), supply.batch(whole, Domain("snow"), rows[index])
+        resources.batch(spec, Domain("snow"), index), resources.batch(whole, Domain("snow"), rows[index])
     )
 
 
-def test_sites_from_a_share_of_the_source_data(supply: Supply) -> None:
-    spec = make_spec(supply, "civd")
-    few = replace(spec, sites=0.05, weights=supply.weights(spec.checkpoint, find_method("civd"), 0.05, {}))
-    a, b = build_adapter(spec, supply), build_adapter(few, supply)
-    x = supply.batch(spec, spec.domains[0], torch.arange(32))
+def test_sites_from_a_share_of_the_source_data(resources: Resources) -> None:
+    spec = make_spec(resources, "civd")
+    few = replace(spec, sites=0.05, weights=resources.weights(spec.checkpoint, find_method("civd"), 0.05, {}))
+    a, b = build_adapter(spec, resources), build_adapter(few, resources)
+    x = resources.batch(spec, spec.domains[0], torch.arange(32))
     assert not torch.equal(a(x), b(x))
-    assert execute(few, supply).totals["error"] < 0.6
+    assert execute(few, resources).totals["error"] < 0.6
 
 
-def test_the_oracle_keeps_the_best_step(supply: Supply) -> None:
-    spec = make_spec(supply, "tent", "set = { lr = 0.05 }")
-    last = execute(replace(spec, parameters={**spec.parameters, "prediction": "after"}), supply)
-    best = execute(replace(spec, selection="oracle", steps=6), supply)
+def test_the_oracle_keeps_the_best_step(resources: Resources) -> None:
+    spec = make_spec(resources, "tent", "params = { lr = 0.05 }")
+    last = execute(replace(spec, parameters={**spec.parameters, "prediction": "after"}), resources)
+    best = execute(replace(spec, selection="oracle", steps=6), resources)
     assert best.record.rows[0].metrics["correct"] >= last.record.rows[0].metrics["correct"]  # type: ignore[operator]
     assert best.facts.backwards == 6.0
 
 
-def test_an_episodic_oracle_takes_all_its_steps_on_each_batch_and_forgets_them(supply: Supply) -> None:
+def test_an_episodic_oracle_takes_all_its_steps_on_each_batch_and_forgets_them(resources: Resources) -> None:
     spec = replace(
-        make_spec(supply, "tent", "set = { lr = 0.05 }"), selection="oracle", steps=6, episodic=True
+        make_spec(resources, "tent", "params = { lr = 0.05 }"), selection="oracle", steps=6, episodic=True
     )
-    run = execute(spec, supply)
-    adapter = build_adapter(spec, supply)
-    order = make_order(spec, supply)
-    labels = supply.labels(spec)
+    run = execute(spec, resources)
+    adapter = build_adapter(spec, resources)
+    order = make_order(spec, resources)
+    labels = resources.labels(spec)
     for number, row in enumerate(run.record.rows):
         index = torch.from_numpy(order[64 * number : 64 * (number + 1), 1])
         adapter.reset()
-        logits = choose_step(adapter, supply.batch(spec, spec.domains[0], index), labels[index], 6)
+        logits = choose_step(adapter, resources.batch(spec, spec.domains[0], index), labels[index], 6)
         assert row.metrics["correct"] == int((logits.argmax(1) == labels[index]).sum())
-    one_step = execute(replace(spec, steps=1), supply)
+    one_step = execute(replace(spec, steps=1), resources)
     assert run.totals["error"] < one_step.totals["error"]
 
 
 @pytest.mark.parametrize("method", ["eata", "adanpc"])
 @pytest.mark.parametrize("views", [1, 4])
 def test_what_methods_need_of_the_source_is_that_of_the_model_as_they_see_it(
-    supply: Supply, method: str, views: int
+    resources: Resources, method: str, views: int
 ) -> None:
     more = f'checkpoint = "digits-sla"\nviews = {views}'
     if (method, views) == ("adanpc", 4):
         with pytest.raises(ValueError, match="features of one view"):
-            make_spec(supply, method, more)
+            make_spec(resources, method, more)
     else:
-        assert execute(make_spec(supply, method, more), supply).totals["n"] == 150
+        assert execute(make_spec(resources, method, more), resources).totals["n"] == 150
 
 
-def test_other_weights_or_images_than_those_of_the_plan_are_refused(supply: Supply) -> None:
-    spec = make_spec(supply, "bn")
+def test_other_weights_or_images_than_those_of_the_plan_are_refused(resources: Resources) -> None:
+    spec = make_spec(resources, "bn")
     with pytest.raises(ValueError, match="must make the same one each time"):
-        execute(replace(spec, weights="0" * 16), supply)
+        execute(replace(spec, weights="0" * 16), resources)
     with pytest.raises(ValueError, match="if they were changed meanwhile"):
-        execute(replace(spec, content="0" * 16), supply)
+        execute(replace(spec, content="0" * 16), resources)
 
 
 def test_other_sites_of_the_same_model_make_other_runs(tmp_path: Path) -> None:
     home = sites_path("", "digits-sla").name
     for file in (Path(str(files("ttvd.nn"))) / "checkpoints").glob("digits-sla*"):
         (tmp_path / file.name).write_bytes(file.read_bytes())
-    setting = Setting(checkpoints=tmp_path)
-    before = {name: make_spec(Supply(setting), name, 'checkpoint = "digits-sla"') for name in ("ttvd", "bn")}
+    setting = WorkerConfig(checkpoints=tmp_path)
+    before = {
+        name: make_spec(Resources(setting), name, 'checkpoint = "digits-sla"') for name in ("ttvd", "bn")
+    }
     sites = Sites.load(tmp_path / home)
     warm = {name: 2 * tau for name, tau in sites.temperatures.items()}
     sites.with_temperatures(warm).save(tmp_path / home)
-    after = {name: make_spec(Supply(setting), name, 'checkpoint = "digits-sla"') for name in before}
+    after = {name: make_spec(Resources(setting), name, 'checkpoint = "digits-sla"') for name in before}
     assert before["ttvd"].key != after["ttvd"].key
     assert before["bn"].key == after["bn"].key
 
@@ -229,7 +233,7 @@ def test_other_sites_of_the_same_model_make_other_runs(tmp_path: Path) -> None:
 def test_other_anchors_make_other_runs_of_those_alone_who_use_them(
     tmp_path: Path, change: str, views: int
 ) -> None:
-    home, setting = tmp_path / sites_path("", "digits-sla").name, Setting(checkpoints=tmp_path)
+    home, setting = tmp_path / sites_path("", "digits-sla").name, WorkerConfig(checkpoints=tmp_path)
     for file in (Path(str(files("ttvd.nn"))) / "checkpoints").glob("digits-sla*"):
         (tmp_path / file.name).write_bytes(file.read_bytes())
     bare = ["vd", "civd", "pd", "cipd", "ttvd-paper", "ttvd-reference", "bn", "ttvd statistics=batch"]
@@ -242,13 +246,13 @@ def test_other_anchors_make_other_runs_of_those_alone_who_use_them(
     runs = [*bare, *using[1], *using[4]]
 
     def list_specs(runs: Iterable[str]) -> dict[str, Spec]:
-        supply, specs = Supply(setting), {}
+        resources, specs = Resources(setting), {}
         for run in runs:
             name, *options = run.split()
             name, anchored, end = name.partition("+")
             chosen = ", ".join('{} = "{}"'.format(*option.split("=")) for option in options)
             more = f'checkpoint = "digits-sla{anchored}{end}"\nset = {{ {chosen} }}'
-            specs[run] = make_spec(supply, name, more)
+            specs[run] = make_spec(resources, name, more)
         return specs
 
     before, sites = list_specs(runs), Sites.load(home)
@@ -258,7 +262,7 @@ def test_other_anchors_make_other_runs_of_those_alone_who_use_them(
     after = list_specs(runs)
     assert {run for run in after if before[run].key != after[run].key} == set(using[views])
     with pytest.raises(ValueError, match="all machines need the same files"):
-        execute(before[using[views][0]], Supply(setting))
+        execute(before[using[views][0]], Resources(setting))
     replace(sites, anchors={5 - views: sites.anchors[5 - views]}).save(home)
     lost = list_specs(run for run in runs if "anchored" not in run)
     others = {run for run in lost if lost[run].key not in (before[run].key, after[run].key)}
@@ -266,15 +270,19 @@ def test_other_anchors_make_other_runs_of_those_alone_who_use_them(
 
 
 def test_another_loss_of_rotations_makes_other_runs_of_steps_by_need_alone(tmp_path: Path) -> None:
-    home, setting = tmp_path / sites_path("", "digits-sla").name, Setting(checkpoints=tmp_path)
+    home, setting = tmp_path / sites_path("", "digits-sla").name, WorkerConfig(checkpoints=tmp_path)
     for file in (Path(str(files("ttvd.nn"))) / "checkpoints").glob("digits-sla*"):
         (tmp_path / file.name).write_bytes(file.read_bytes())
     runs = [(name, "") for name in ("ttvd", "bn", "ttvd-paper", "ttvd-reference", "vd", "civd", "pd", "cipd")]
-    runs += [("ttvd", "by_need = false"), ("ttvd", "by_need = true"), ("civd", "by_need = true")]
+    runs += [
+        ("ttvd", "adaptive_step = false"),
+        ("ttvd", "adaptive_step = true"),
+        ("civd", "adaptive_step = true"),
+    ]
 
     def list_keys() -> list[str]:
-        supply, more = Supply(setting), 'checkpoint = "digits-sla"\nset = {{ {} }}'
-        return [make_spec(supply, name, more.format(chosen)).key for name, chosen in runs]
+        resources, more = Resources(setting), 'checkpoint = "digits-sla"\nset = {{ {} }}'
+        return [make_spec(resources, name, more.format(chosen)).key for name, chosen in runs]
 
     sites, keys = Sites.load(home), []
     for loss in (sites.rotation_loss, 0.5, sites.rotation_loss):
@@ -282,14 +290,14 @@ def test_another_loss_of_rotations_makes_other_runs_of_steps_by_need_alone(tmp_p
         keys.append(list_keys())
     assert keys[0] == keys[2]
     changed = [run for run, *both in zip(runs, *keys[:2], strict=True) if both[0] != both[1]]
-    assert changed == [("ttvd", ""), ("ttvd", "by_need = true"), ("civd", "by_need = true")]
+    assert changed == [("ttvd", ""), ("ttvd", "adaptive_step = true"), ("civd", "adaptive_step = true")]
 
 
 @pytest.mark.parametrize("method", ["eata", "adanpc"])
-def test_what_methods_need_of_the_source_is_made_once(supply: Supply, method: str) -> None:
-    spec = make_spec(supply, method)
+def test_what_methods_need_of_the_source_is_made_once(resources: Resources, method: str) -> None:
+    spec = make_spec(resources, method)
     found = ttvd.list_methods()[method]
-    first = supply.ingredients(found, spec.checkpoint, spec.data, 1.0)
-    again = supply.ingredients(found, spec.checkpoint, spec.data, 1.0)
+    first = resources.requirements(found, spec.checkpoint, spec.data, 1.0)
+    again = resources.requirements(found, spec.checkpoint, spec.data, 1.0)
     assert all(again[name] is value for name, value in first.items())
-    assert execute(spec, supply).totals["n"] == 150
+    assert execute(spec, resources).totals["n"] == 150

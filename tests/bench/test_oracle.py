@@ -84,7 +84,7 @@ def test_the_share_that_was_kept_is_that_of_the_chosen_step() -> None:
 
 def read_stream(adapter: ttvd.Adapter) -> dict[str, Tensor]:
     """What follows the stream: averages and counts, and not the weights that steps change."""
-    parts = ("rows_followed", "running_mean", "running_var", "sameness", "tempering")
+    parts = ("rows_followed", "running_mean", "running_var", "label_shift", "online_temperature")
     state = {name: value for name, value in adapter.snapshot().items() if any(part in name for part in parts)}
     return {name: value.clone() for name, value in state.items()}
 
@@ -93,7 +93,7 @@ def read_stream(adapter: ttvd.Adapter) -> dict[str, Tensor]:
 @pytest.mark.parametrize("prediction", ["before", "after"])
 def test_a_batch_counts_once_however_many_steps_are_tried(prediction: str, rotations: bool) -> None:
     """And as the first step saw it: what follows the stream is what one plain call makes of it."""
-    make = make_world("ttvd", rotations=rotations, prediction=prediction, filter=False)[1]
+    make = make_world("ttvd", rotations=rotations, prediction=prediction, agreement_filter=False)[1]
     x = torch.rand(9, 1, 8, 8, generator=torch.Generator().manual_seed(0))
     y, tried, once, asked = torch.arange(9) % 3, make(), make(), []
 
@@ -107,12 +107,12 @@ def test_a_batch_counts_once_however_many_steps_are_tried(prediction: str, rotat
     weights = [n for n in once.snapshot() if n.endswith("weight")]
     assert any(not torch.equal(tried.snapshot()[n], once.snapshot()[n]) for n in weights), "one step is kept"
     found, wanted = read_stream(tried), read_stream(once)
-    assert int(found["sameness.images"]) == 9
+    assert int(found["label_shift.images"]) == 9
     counts = [value for name, value in found.items() if name.endswith("rows_followed")]
     assert counts
     assert all(bool((count == 4 * 9).all()) for count in counts), "each image is forwarded in four views"
-    assert ("tempering.sharpness" in found) == rotations
+    assert ("online_temperature.sharpness" in found) == rotations
     for name, value in wanted.items():
         assert torch.equal(found[name], value), name
     tried(x)
-    assert int(read_stream(tried)["sameness.images"]) == 18, "the next one counts again"
+    assert int(read_stream(tried)["label_shift.images"]) == 18, "the next one counts again"

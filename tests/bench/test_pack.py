@@ -23,7 +23,7 @@ from ttvd.bench.store.pack import Pack, open_runs, unpack, write_pack
 from ttvd.bench.store.packed import COLUMNS, PackedRecord, has_batches, seal
 from ttvd.bench.study import study
 from ttvd.metrics import RunningMetrics
-from ttvd.report.duels import hold_duels
+from ttvd.report.comparisons import hold_duels
 from ttvd.report.results import Results
 
 RULES = BASIC.replace('["grid-best", "validation"]', '["grid-best", "validation", "oracle"]')
@@ -127,7 +127,7 @@ def test_every_rule_chooses_the_same_and_shows_the_same(packed: Path) -> None:
         )  # fmt: skip
         for metric in METRICS:
             assert one.values(metric, ours.columns) == other.values(metric, theirs.columns)
-    assert [duel.total for duel in hold_duels(Results(ours))] == [
+    assert [comparison.total for comparison in hold_duels(Results(ours))] == [
         d.total for d in hold_duels(Results(theirs))
     ]
     ours_, theirs_ = Results(ours), Results(theirs)
@@ -175,7 +175,7 @@ def test_a_store_can_go_on_from_packed_runs(packed: Path, tmp_path: Path) -> Non
                 assert line.mean(metric, found.columns) == pytest.approx(other.mean(metric, found.columns))
         assert not any(has_batches(run) for run in loaded.values())
         # Sums alone must not pass for batches: an interval of a single one would have no width.
-        assert all(duel.total is None for duel in hold_duels(Results(found)))
+        assert all(comparison.total is None for comparison in hold_duels(Results(found)))
         again, _ = write_pack(store, "basic", packed.parent)
         assert study(Pack(again), "basic").lines[0].runs.keys() == found.lines[0].runs.keys()
         assert all(

@@ -8,9 +8,9 @@ import pytest
 
 from ttvd.bench.recipe import parse_recipe, plan, read_recipe
 from ttvd.bench.recipe.planning import list_entries
-from ttvd.bench.setting import Setting
+from ttvd.bench.resources import Resources
 from ttvd.bench.spec import Member
-from ttvd.bench.supply import Supply
+from ttvd.bench.worker_config import WorkerConfig
 from ttvd.cli.bench import _read as apply_flags
 from ttvd.data.corruptions import CORRUPTIONS, EXTRA
 from ttvd.methods import list_methods
@@ -29,7 +29,7 @@ sites = "digits-sla"
 
 
 def make_plan(text: str) -> list[Member]:
-    return plan(parse_recipe(BASE + text, "test"), Supply(Setting()))
+    return plan(parse_recipe(BASE + text, "test"), Resources(WorkerConfig()))
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
@@ -134,7 +134,10 @@ def test_what_cannot_run_is_found_before_anything_starts(text: str, words: str) 
 
 def test_a_missing_reference_is_refused() -> None:
     with pytest.raises(ValueError, match="no line is called 'x', the reference"):
-        plan(parse_recipe('reference = "x"\n' + BASE + '[[methods]]\nname = "bn"', "test"), Supply(Setting()))
+        plan(
+            parse_recipe('reference = "x"\n' + BASE + '[[methods]]\nname = "bn"', "test"),
+            Resources(WorkerConfig()),
+        )
 
 
 def test_a_grid_spreads_over_settings_corruptions_seeds_and_roles() -> None:
@@ -151,7 +154,7 @@ def test_a_grid_spreads_over_settings_corruptions_seeds_and_roles() -> None:
 
 
 def test_settings_of_the_recipe_reach_only_methods_that_know_them() -> None:
-    text = '[set]\noptimizer = "sgd"\n[grid]\nlr = [0.1, 0.2]\n[[methods]]\nname = ["bn", "tent", "sar"]'
+    text = '[params]\noptimizer = "sgd"\n[grid]\nlr = [0.1, 0.2]\n[[methods]]\nname = ["bn", "tent", "sar"]'
     found = {m.label: m.spec.parameters for m in make_plan(text)}
     assert "lr" not in found["bn"]
     assert found["tent"]["optimizer"] == "sgd"
@@ -179,7 +182,7 @@ def test_one_stream_of_several_domains() -> None:
     text = (
         BASE.replace('["fog"]', '["fog", "snow"]') + '[stream]\njoin = "continual"\n[[methods]]\nname = "bn"'
     )
-    (member,) = plan(parse_recipe(text, "test"), Supply(Setting()))
+    (member,) = plan(parse_recipe(text, "test"), Resources(WorkerConfig()))
     assert [domain.corruption for domain in member.spec.domains] == ["fog", "snow"]
 
 
@@ -189,7 +192,7 @@ def test_the_oracle_is_for_methods_that_take_steps() -> None:
         + BASE
         + '[[methods]]\nname = ["bn", "tent"]'
     )
-    found = {m.label: m.spec for m in plan(parse_recipe(text, "test"), Supply(Setting()))}
+    found = {m.label: m.spec for m in plan(parse_recipe(text, "test"), Resources(WorkerConfig()))}
     assert found["bn"].selection == "last"
     assert (found["tent"].selection, found["tent"].steps, found["tent"].limit) == ("oracle", 3, 100)
     assert found["tent"].episodic
@@ -199,7 +202,7 @@ def plan_oracle(seeds: str, lines: str) -> dict[tuple[str, str], list[int]]:
     """Seeds of the runs, by line and selection."""
     text = f'seeds = [0, 1, 2]\nrules = ["last", "oracle"]\noracle.seeds = {seeds}\n' + BASE + lines
     found: dict[tuple[str, str], list[int]] = {}
-    for member in plan(parse_recipe(text, "test"), Supply(Setting())):
+    for member in plan(parse_recipe(text, "test"), Resources(WorkerConfig())):
         found.setdefault((member.label, member.spec.selection), []).append(member.spec.seed)
     return found
 
@@ -239,7 +242,7 @@ def test_seeds_on_the_command_line_are_the_oracle_s_too(tmp_path: Path) -> None:
     (kept,), (lifted,) = (apply_flags([tmp_path / "some.toml"], None, seeds) for seeds in (None, "1,2"))
     assert kept.oracle.seeds == (0,)
     assert (lifted.oracle.seeds, lifted.oracle.steps) == (None, 3)
-    runs = [member.spec for member in plan(lifted, Supply(Setting()))]
+    runs = [member.spec for member in plan(lifted, Resources(WorkerConfig()))]
     assert [(run.selection, run.seed) for run in runs] == [("oracle", 1), ("oracle", 2)]
 
 
@@ -252,7 +255,7 @@ def test_the_key_depends_on_what_decides_the_rows() -> None:
     base = key(tent)
     assert key(tent) == base
     assert key(tent + 'label = "another name"') == base
-    changed = ["set = { lr = 0.5 }", "seeds = [1]", "episodic = true", 'checkpoint = "digits-rotation"']
+    changed = ["params = { lr = 0.5 }", "seeds = [1]", "episodic = true", 'checkpoint = "digits-rotation"']
     assert len({base, *(key(tent + line) for line in changed)}) == 1 + len(changed)
 
 
@@ -267,8 +270,8 @@ def test_corruptions_that_are_reported_do_not_choose() -> None:
     text = BASE.replace('["fog"]', '["fog", "spatter"]')
     line = '[[methods]]\nname = "tent"\ngrid = { lr = [0.1, 0.2] }\nrules = ["RULE"]'
     with pytest.raises(ValueError, match="spatter is reported and chooses parameters too"):
-        plan(parse_recipe(text + line.replace("RULE", "validation"), "test"), Supply(Setting()))
-    assert plan(parse_recipe(text + line.replace("RULE", "grid-best"), "test"), Supply(Setting()))
+        plan(parse_recipe(text + line.replace("RULE", "validation"), "test"), Resources(WorkerConfig()))
+    assert plan(parse_recipe(text + line.replace("RULE", "grid-best"), "test"), Resources(WorkerConfig()))
 
 
 def test_a_search_without_steps_is_never_called_one_fixed_setting() -> None:
@@ -289,7 +292,7 @@ def test_a_plan_does_not_go_through_the_source_data(tmp_path: Path, monkeypatch:
     for end in ("json", "safetensors"):
         name = f"digits-sla.{end}"
         (tmp_path / name).write_bytes((Path(str(files("ttvd.nn"))) / "checkpoints" / name).read_bytes())
-    monkeypatch.setattr(Supply, "_training", lambda *_: pytest.fail("the source data were asked for"))
+    monkeypatch.setattr(Resources, "_training", lambda *_: pytest.fail("the source data were asked for"))
     text = BASE.replace("digits-plain", "digits-sla").replace("digits-rotation", "digits-sla")
     recipe = parse_recipe(text + '[[methods]]\nname = ["ttvd", "eata", "adanpc"]', "test")
-    assert len(plan(recipe, Supply(Setting(checkpoints=tmp_path)))) == 3
+    assert len(plan(recipe, Resources(WorkerConfig(checkpoints=tmp_path)))) == 3

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.bench.colours import make_pictures, make_recipe, make_supply
+from tests.bench.colours import make_pictures, make_recipe, make_resources
 from ttvd.bench.recipe import parse_recipe, plan
-from ttvd.bench.setting import Setting
-from ttvd.bench.supply import Supply
+from ttvd.bench.resources import Resources
+from ttvd.bench.worker_config import WorkerConfig
 from ttvd.data.corruptions import CORRUPTIONS
 
 TENT = '[[methods]]\nname = "tent"\n'
@@ -69,25 +69,25 @@ def test_an_entry_of_the_wrong_kind_is_refused(text: str, words: str) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ('[set]\noptimiser = "sgd"\n' + TENT, "parameter [set] optimiser; did you mean 'optimizer'"),
+        ('[params]\noptimiser = "sgd"\n' + TENT, "parameter [params] optimiser; did you mean 'optimizer'"),
         ("[grid]\nlearning_rate = [0.1]\n" + TENT, "no method of it has the parameter [grid] learning_rate"),
-        (TENT + 'set = { lr = "0.1" }\n', "line 'tent': lr must be a number, such as 0.001, got '0.1'; leave"),
-        (TENT + "set = { lr = true }\n", "lr must be a number"),
+        (TENT + 'params = { lr = "0.1" }\n', "line 'tent': lr must be a number, such as 0.001, got '0.1'; leave"),
+        (TENT + "params = { lr = true }\n", "lr must be a number"),
         (TENT + "grid = { lr = [[0.1]] }\n", "lr must be a number, such as 0.001, got [0.1]"),
-        (TENT + "set = { steps = 1.5 }\n", "steps must be a whole number, such as 1, got 1.5"),
-        (TENT + "set = { optimizer = 3 }\n", "optimizer must be a text"),
+        (TENT + "params = { steps = 1.5 }\n", "steps must be a whole number, such as 1, got 1.5"),
+        (TENT + "params = { optimizer = 3 }\n", "optimizer must be a text"),
         ('[[methods]]\nname = "bn"\nset = { count = "x" }\n', "count must be a number"),
         ('[stream]\norder = "dirichlet"\nalpha = "x"\n' + TENT, "alpha must be a number, such as 0.1, got 'x'"),
     ],
 )  # fmt: skip
 def test_a_value_that_fits_no_parameter_is_refused(text: str, words: str) -> None:
     with pytest.raises(ValueError, match="recipe bad") as caught:
-        plan(parse_recipe(DIGITS + text, "bad"), Supply(Setting()))
+        plan(parse_recipe(DIGITS + text, "bad"), Resources(WorkerConfig()))
     assert words in str(caught.value)
 
 
 def test_a_whole_number_will_do_for_a_real_one() -> None:
-    members = plan(parse_recipe(DIGITS + TENT + "set = { lr = 0 }\n", "fine"), Supply(Setting()))
+    members = plan(parse_recipe(DIGITS + TENT + "params = { lr = 0 }\n", "fine"), Resources(WorkerConfig()))
     assert [member.spec.parameters["lr"] for member in members] == [0.0]
 
 
@@ -99,18 +99,18 @@ def test_names_of_groups_can_stand_in_a_list() -> None:
 def test_missing_models_and_data_say_where_they_were_looked_for(tmp_path: Path) -> None:
     lost = 'data.set = "digits"\ncheckpoints.plain = "digits-plian"\n' + TENT
     with pytest.raises(ValueError, match=r"recipe bad: no checkpoint.*--checkpoints FOLDER names another"):
-        plan(parse_recipe(lost, "bad"), Supply(Setting()))
+        plan(parse_recipe(lost, "bad"), Resources(WorkerConfig()))
     away = DIGITS.replace('"digits"', '"cifar10"') + TENT
     with pytest.raises(FileNotFoundError, match=r"recipe bad: .*--data FOLDER names another") as caught:
-        plan(parse_recipe(away, "bad"), Supply(Setting(data=tmp_path)))
+        plan(parse_recipe(away, "bad"), Resources(WorkerConfig(data=tmp_path)))
     assert str(tmp_path) in str(caught.value)
 
 
 @pytest.mark.parametrize("classes", [4, 6])
 def test_a_model_of_another_set_is_refused(tmp_path: Path, classes: int) -> None:
     """Outputs that no class of the set stands for would only take answers away."""
-    supply = make_supply(tmp_path, classes=5, count=10)
-    other = Supply(supply.setting, {"cifar10": make_pictures(20, classes)})
-    plan(make_recipe(""), supply)
+    resources = make_resources(tmp_path, classes=5, count=10)
+    other = Resources(resources.setting, {"cifar10": make_pictures(20, classes)})
+    plan(make_recipe(""), resources)
     with pytest.raises(ValueError, match=f"tiny tells 5 classes apart, cifar10 needs {classes}"):
         plan(make_recipe(""), other)

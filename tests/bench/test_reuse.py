@@ -11,10 +11,10 @@ import ttvd
 from ttvd.bench import reuse
 from ttvd.bench.job import execute, identify_adapter
 from ttvd.bench.recipe import parse_recipe, plan
-from ttvd.bench.reuse import Adapters, Lent
-from ttvd.bench.setting import Setting
+from ttvd.bench.resources import Resources
+from ttvd.bench.reuse import Adapters, CachedAdapter
 from ttvd.bench.spec import Domain, Run, Spec
-from ttvd.bench.supply import Supply
+from ttvd.bench.worker_config import WorkerConfig
 
 TEXT = """
 data = {set = "digits", corruptions = ["fog"], limit = 66}
@@ -38,17 +38,17 @@ SLOW = {"cotta", "memo", "ttt"}
 
 
 @pytest.fixture(scope="module")
-def supply() -> Supply:
-    return Supply(Setting())
+def resources() -> Resources:
+    return Resources(WorkerConfig())
 
 
 @pytest.fixture(autouse=True)
-def nothing_kept(supply: Supply) -> None:
-    supply.adapters.clear()
+def nothing_kept(resources: Resources) -> None:
+    resources.adapters.clear()
 
 
-def make_spec(supply: Supply, method: str, extra: str = "") -> Spec:
-    return plan(parse_recipe(f'{TEXT}\n[[methods]]\nname = "{method}"\n{extra}', "test"), supply)[0].spec
+def make_spec(resources: Resources, method: str, extra: str = "") -> Spec:
+    return plan(parse_recipe(f'{TEXT}\n[[methods]]\nname = "{method}"\n{extra}', "test"), resources)[0].spec
 
 
 def plain(run: Run) -> list[object]:
@@ -56,47 +56,51 @@ def plain(run: Run) -> list[object]:
     return [(row.metrics, row.kept, row.domain) for row in run.record.rows]
 
 
-def kept(supply: Supply) -> list[ttvd.Adapter]:
-    return [lent.adapter for lent in supply.adapters._kept.values()]
+def kept(resources: Resources) -> list[ttvd.Adapter]:
+    return [lent.adapter for lent in resources.adapters._kept.values()]
 
 
 @pytest.mark.parametrize("method", sorted(ttvd.list_methods()))
-def test_a_run_after_others_has_the_rows_of_a_run_alone(supply: Supply, method: str) -> None:
-    spec = make_spec(supply, method)
+def test_a_run_after_others_has_the_rows_of_a_run_alone(resources: Resources, method: str) -> None:
+    spec = make_spec(resources, method)
     if method in SLOW:
         spec = replace(spec, limit=12, batch_size=5)
-    alone = plain(execute(spec, supply))
-    supply.adapters.clear()
-    execute(replace(spec, **OTHER | ({"limit": 9} if method in SLOW else {})), supply)
-    (adapter,) = kept(supply)
-    assert plain(execute(spec, supply)) == alone
-    assert kept(supply) == [adapter]  # it was the same all the time
+    alone = plain(execute(spec, resources))
+    resources.adapters.clear()
+    execute(replace(spec, **OTHER | ({"limit": 9} if method in SLOW else {})), resources)
+    (adapter,) = kept(resources)
+    assert plain(execute(spec, resources)) == alone
+    assert kept(resources) == [adapter]  # it was the same all the time
 
 
-def test_the_rows_would_tell_if_an_adapter_went_on(supply: Supply, monkeypatch: pytest.MonkeyPatch) -> None:
-    spec = make_spec(supply, "tent", "set = { lr = 0.1 }")
-    alone = plain(execute(spec, supply))
+def test_the_rows_would_tell_if_an_adapter_went_on(
+    resources: Resources, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = make_spec(resources, "tent", "params = { lr = 0.1 }")
+    alone = plain(execute(spec, resources))
     monkeypatch.setattr(ttvd.Adapter, "renew", lambda _: None)
-    assert plain(execute(spec, supply)) != alone
+    assert plain(execute(spec, resources)) != alone
 
 
 @pytest.mark.parametrize("method", ["tent", "eata", "rdumb", "rotta", "sar"])
 @pytest.mark.parametrize("extra", ["episodic = true", 'rules = ["oracle"]'])
-def test_so_has_one_whose_batches_start_again_or_choose(supply: Supply, method: str, extra: str) -> None:
-    spec = replace(make_spec(supply, method, extra), steps=2)
+def test_so_has_one_whose_batches_start_again_or_choose(
+    resources: Resources, method: str, extra: str
+) -> None:
+    spec = replace(make_spec(resources, method, extra), steps=2)
     assert spec.episodic or spec.selection == "oracle"
-    alone = plain(execute(spec, supply))
-    execute(replace(spec, **OTHER), supply)
-    assert plain(execute(spec, supply)) == alone
-    assert len(kept(supply)) == 1
+    alone = plain(execute(spec, resources))
+    execute(replace(spec, **OTHER), resources)
+    assert plain(execute(spec, resources)) == alone
+    assert len(kept(resources)) == 1
 
 
-def test_half_precision_is_shared_too(supply: Supply) -> None:
-    spec = replace(make_spec(supply, "ttvd"), precision="bfloat16")
-    alone = plain(execute(spec, supply))
-    execute(replace(spec, **OTHER), supply)
-    assert plain(execute(spec, supply)) == alone
-    assert len(kept(supply)) == 1
+def test_half_precision_is_shared_too(resources: Resources) -> None:
+    spec = replace(make_spec(resources, "ttvd"), precision="bfloat16")
+    alone = plain(execute(spec, resources))
+    execute(replace(spec, **OTHER), resources)
+    assert plain(execute(spec, resources)) == alone
+    assert len(kept(resources)) == 1
 
 
 CHANGES: dict[str, Any] = {
@@ -115,8 +119,8 @@ CHANGES: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_what_decides_the_adapter_is_told_apart(supply: Supply, name: str) -> None:
-    spec = make_spec(supply, "ttvd")
+def test_what_decides_the_adapter_is_told_apart(resources: Resources, name: str) -> None:
+    spec = make_spec(resources, "ttvd")
     assert identify_adapter(spec) == identify_adapter(replace(spec, **OTHER, steps=7))
     assert identify_adapter(spec) != identify_adapter(replace(spec, **{name: CHANGES[name]}))
 
@@ -189,12 +193,12 @@ class OnDevice(torch.Tensor):
 
 
 def test_without_recordings_each_run_has_its_own_peak() -> None:
-    lent = Lent(build())
+    lent = CachedAdapter(build())
     assert [lent.correct_peak(64, taken) for taken in (700, 20, None)] == [700, 20, None]
 
 
 def test_memory_that_is_kept_between_runs_counts_for_each() -> None:
-    lent = Lent(build())
+    lent = CachedAdapter(build())
     lent.adapter.kept = lent.adapter.kept.as_subclass(OnDevice)
     assert lent.correct_peak(64, None) is None
     assert [lent.correct_peak(64, taken) for taken in (700, 20, None)] == [700, 700, 700]

@@ -12,9 +12,9 @@ import ttvd
 from tests.bench.picture_trees import CLASSES, plant
 from ttvd.bench.job import execute, make_order
 from ttvd.bench.recipe import parse_recipe, plan
-from ttvd.bench.setting import Setting
+from ttvd.bench.resources import Resources
 from ttvd.bench.spec import Domain, Spec
-from ttvd.bench.supply import Supply
+from ttvd.bench.worker_config import WorkerConfig
 from ttvd.data.digits import split_digits
 from ttvd.data.sets import ImageFolder
 
@@ -27,18 +27,18 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return plant(tmp_path_factory.mktemp("pictures"))
 
 
-def make_supply(root: Path) -> Supply:
-    return Supply(Setting(root, root / "models"))
+def make_resources(root: Path) -> Resources:
+    return Resources(WorkerConfig(root, root / "models"))
 
 
-def make_spec(supply: Supply, text: str, method: str = "bn") -> Spec:
-    return plan(parse_recipe(f'{text}[[methods]]\nname = "{method}"', "test"), supply)[0].spec
+def make_spec(resources: Resources, text: str, method: str = "bn") -> Spec:
+    return plan(parse_recipe(f'{text}[[methods]]\nname = "{method}"', "test"), resources)[0].spec
 
 
 def test_released_pictures_against_a_loop_written_by_hand(root: Path) -> None:
-    supply = make_supply(root)
-    spec = make_spec(supply, C)
-    run, order = execute(spec, supply), make_order(spec, supply)[:, 1]
+    resources = make_resources(root)
+    spec = make_spec(resources, C)
+    run, order = execute(spec, resources), make_order(spec, resources)[:, 1]
     folder = ImageFolder(root / "ImageNet-C" / "fog" / "5", resize=None)
     adapter = ttvd.create("bn", ttvd.load("net", root / "models").model)
     for number, row in enumerate(run.record.rows):
@@ -49,9 +49,9 @@ def test_released_pictures_against_a_loop_written_by_hand(root: Path) -> None:
 
 
 def test_a_set_that_shows_some_classes_is_scored_among_them(root: Path) -> None:
-    supply = make_supply(root)
-    spec = make_spec(supply, R)
-    run, order = execute(spec, supply), make_order(spec, supply)[:, 1]
+    resources = make_resources(root)
+    spec = make_spec(resources, R)
+    run, order = execute(spec, resources), make_order(spec, resources)[:, 1]
     folder = ImageFolder(root / "imagenet-r")
     adapter, correct = ttvd.create("bn", ttvd.load("net", root / "models").model), 0
     for start in (0, 4):
@@ -60,7 +60,7 @@ def test_a_set_that_shows_some_classes_is_scored_among_them(root: Path) -> None:
         correct += int((logits.argmax(1) == folder.labels[rows]).sum())
     assert folder.classes == (CLASSES[1], CLASSES[3])
     assert run.totals["error"] == (6 - correct) / 6
-    oracle = execute(replace(spec, selection="oracle", steps=2), supply)
+    oracle = execute(replace(spec, selection="oracle", steps=2), resources)
     assert (
         oracle.totals["error"] == run.totals["error"]
     )  # these steps change nothing, so that all are the best
@@ -70,32 +70,32 @@ def test_the_classes_of_the_whole_set_must_be_there_before_anything_starts(
     root: Path, tmp_path: Path
 ) -> None:
     shutil.copytree(root / "imagenet-r", tmp_path / "imagenet-r")
-    supply = Supply(Setting(tmp_path, root / "models"))
+    resources = Resources(WorkerConfig(tmp_path, root / "models"))
     with pytest.raises(ValueError, match="class folders, which tell the outputs of the model, are not in"):
-        make_spec(supply, R)
+        make_spec(resources, R)
 
 
 def test_domains_of_one_stream_show_the_same_images(root: Path, tmp_path: Path) -> None:
-    supply, joined = (
-        make_supply(root),
+    resources, joined = (
+        make_resources(root),
         C.replace('["fog"]', '["fog", "snow"]') + 'stream.join = "continual"\n',
     )
-    spec = make_spec(supply, joined)
+    spec = make_spec(resources, joined)
     assert spec.domains == (Domain("fog"), Domain("snow"))
-    assert execute(spec, supply).totals["n"] == 16
+    assert execute(spec, resources).totals["n"] == 16
     shutil.copytree(root / "ImageNet-C", tmp_path / "ImageNet-C")
     (tmp_path / "ImageNet-C" / "snow" / "5" / CLASSES[0] / "1.png").unlink()
     with pytest.raises(ValueError, match=r"fog 5 \(8\) and in snow 5 \(7\)"):
-        make_spec(Supply(Setting(tmp_path, root / "models")), joined)
+        make_spec(Resources(WorkerConfig(tmp_path, root / "models")), joined)
 
 
 def test_pictures_that_changed_since_the_plan_are_noticed(root: Path, tmp_path: Path) -> None:
     shutil.copytree(root / "ImageNet-C", tmp_path / "ImageNet-C")
-    setting = Setting(tmp_path, root / "models")
-    spec = make_spec(Supply(setting), C)
+    setting = WorkerConfig(tmp_path, root / "models")
+    spec = make_spec(Resources(setting), C)
     (tmp_path / "ImageNet-C" / "fog" / "5" / CLASSES[0] / "1.png").unlink()
     with pytest.raises(ValueError, match="if they were changed meanwhile"):
-        execute(spec, Supply(setting))
+        execute(spec, Resources(setting))
 
 
 def test_a_stack_of_the_user_comes_corrupted(tmp_path: Path) -> None:
@@ -103,16 +103,16 @@ def test_a_stack_of_the_user_comes_corrupted(tmp_path: Path) -> None:
     pixels = (images[:40] * 255).round().byte().permute(0, 2, 3, 1).numpy()
     np.save(tmp_path / "fog.npy", np.concatenate([pixels] * 5))
     np.save(tmp_path / "labels.npy", np.tile(labels[:40].numpy(), 5))
-    supply = Supply(Setting(tmp_path))
-    spec = make_spec(supply, C.replace("imagenet-c", "stack").replace('"net"', '"digits-plain"'), "source")
+    resources = Resources(WorkerConfig(tmp_path))
+    spec = make_spec(resources, C.replace("imagenet-c", "stack").replace('"net"', '"digits-plain"'), "source")
     assert spec.constants == "official"
-    assert execute(spec, supply).totals["error"] < 0.1  # nothing happens to them any more
+    assert execute(spec, resources).totals["error"] < 0.1  # nothing happens to them any more
 
 
 def test_training_pictures_are_not_looked_for_among_other_sets(root: Path, tmp_path: Path) -> None:
     shutil.copytree(root / "ImageNet-C", tmp_path / "ImageNet-C")
-    supply = Supply(Setting(tmp_path, root / "models"))
+    resources = Resources(WorkerConfig(tmp_path, root / "models"))
     with pytest.raises(FileNotFoundError, match="training pictures"):
-        execute(make_spec(supply, C, "adanpc"), supply)
-    whole = make_supply(root)
+        execute(make_spec(resources, C, "adanpc"), resources)
+    whole = make_resources(root)
     assert execute(make_spec(whole, C, "adanpc"), whole).totals["n"] == 8

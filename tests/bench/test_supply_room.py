@@ -5,12 +5,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from ttvd.bench import supply as module
+from ttvd.bench import resources as module
 from ttvd.bench.job import _stream, cut_order, identify_adapter, make_order
 from ttvd.bench.recipe import parse_recipe, plan
-from ttvd.bench.setting import Setting
+from ttvd.bench.resources import Resources
 from ttvd.bench.spec import Domain, Spec
-from ttvd.bench.supply import Supply
+from ttvd.bench.worker_config import WorkerConfig
 
 TEXT = """
 data = {set = "digits", corruptions = ["fog", "snow", "contrast"], limit = 30}
@@ -22,44 +22,46 @@ DOMAINS = tuple(Domain(name) for name in ("fog", "snow", "contrast", "none"))
 
 
 @pytest.fixture(scope="module")
-def supply() -> Supply:
-    return Supply(Setting())
+def resources() -> Resources:
+    return Resources(WorkerConfig())
 
 
-def make_spec(supply: Supply) -> Spec:
-    return plan(parse_recipe(TEXT, "test"), supply)[0].spec
+def make_spec(resources: Resources) -> Spec:
+    return plan(parse_recipe(TEXT, "test"), resources)[0].spec
 
 
-def show(supply: Supply, spec: Spec, *domains: Domain) -> None:
+def show(resources: Resources, spec: Spec, *domains: Domain) -> None:
     for domain in domains:
-        supply.batch(spec, domain, torch.tensor([0]))
+        resources.batch(spec, domain, torch.tensor([0]))
 
 
-def kept(supply: Supply) -> list[Domain]:
-    return [key[1] for key in supply._domains]
+def kept(resources: Resources) -> list[Domain]:
+    return [key[1] for key in resources._domains]
 
 
-def test_domains_are_kept_as_long_as_there_is_room(monkeypatch: pytest.MonkeyPatch, supply: Supply) -> None:
-    supply = Supply(Setting(), supply.shared())
-    spec = replace(make_spec(supply), domains=DOMAINS[:1])
-    pixels = supply.base("digits").images[0].nbytes  # type: ignore[union-attr]
+def test_domains_are_kept_as_long_as_there_is_room(
+    monkeypatch: pytest.MonkeyPatch, resources: Resources
+) -> None:
+    resources = Resources(WorkerConfig(), resources.shared())
+    spec = replace(make_spec(resources), domains=DOMAINS[:1])
+    pixels = resources.base("digits").images[0].nbytes  # type: ignore[union-attr]
     monkeypatch.setattr(module, "_ROOM", 3 * 30 * (pixels + 8))
-    show(supply, spec, *DOMAINS[:3], DOMAINS[0], DOMAINS[3])
-    assert kept(supply) == [DOMAINS[2], DOMAINS[0], DOMAINS[3]]
+    show(resources, spec, *DOMAINS[:3], DOMAINS[0], DOMAINS[3])
+    assert kept(resources) == [DOMAINS[2], DOMAINS[0], DOMAINS[3]]
     monkeypatch.setattr(module, "_ROOM", 0)
-    assert supply.prepare(replace(spec, domains=DOMAINS)) == supply.device
-    assert set(kept(supply)) == set(DOMAINS)  # those of one run all stay
-    show(supply, replace(spec, domains=(Domain("fog", 1),)), Domain("fog", 1))
-    assert kept(supply) == [Domain("fog", 1)]
+    assert resources.prepare(replace(spec, domains=DOMAINS)) == resources.device
+    assert set(kept(resources)) == set(DOMAINS)  # those of one run all stay
+    show(resources, replace(spec, domains=(Domain("fog", 1),)), Domain("fog", 1))
+    assert kept(resources) == [Domain("fog", 1)]
 
 
 def test_runs_are_ordered_by_adapter_if_all_images_can_be_kept(
-    monkeypatch: pytest.MonkeyPatch, supply: Supply
+    monkeypatch: pytest.MonkeyPatch, resources: Resources
 ) -> None:
     recipe = parse_recipe(TEXT, "test")
-    by_adapter = plan(recipe, supply)
+    by_adapter = plan(recipe, resources)
     monkeypatch.setattr(module, "_ROOM", 1000)
-    by_domain = plan(recipe, supply)
+    by_domain = plan(recipe, resources)
     assert len(by_adapter) == 12
     assert {member.spec.key for member in by_adapter} == {member.spec.key for member in by_domain}
     adapters = [identify_adapter(member.spec) for member in by_adapter]
@@ -73,13 +75,13 @@ def test_runs_are_ordered_by_adapter_if_all_images_can_be_kept(
 
 @pytest.mark.parametrize("join", ["continual", "mixed"])
 @pytest.mark.parametrize("count", [1, 3])
-def test_batches_show_the_rows_of_the_order(supply: Supply, join: str, count: int) -> None:
-    spec = replace(make_spec(supply), domains=DOMAINS[:count], join=join, batch_size=7)  # type: ignore[arg-type]
-    batches, labels = cut_order(spec, make_order(spec, supply)), supply.labels(spec)
-    found = list(_stream(spec, supply, batches, labels, supply.prepare(spec)))
+def test_batches_show_the_rows_of_the_order(resources: Resources, join: str, count: int) -> None:
+    spec = replace(make_spec(resources), domains=DOMAINS[:count], join=join, batch_size=7)  # type: ignore[arg-type]
+    batches, labels = cut_order(spec, make_order(spec, resources)), resources.labels(spec)
+    found = list(_stream(spec, resources, batches, labels, resources.prepare(spec)))
     assert len(found) == len(batches)
     for rows, (images, truth) in zip(batches, found, strict=True):
         assert torch.equal(truth, labels[torch.from_numpy(rows[:, 1])])
         for image, (domain, number) in zip(images, rows.tolist(), strict=True):
-            expected = supply.batch(spec, DOMAINS[domain], torch.tensor([number]))[0]
+            expected = resources.batch(spec, DOMAINS[domain], torch.tensor([number]))[0]
             assert torch.equal(image, expected)

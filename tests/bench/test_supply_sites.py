@@ -10,9 +10,9 @@ from torch import nn
 
 from ttvd.bench.job import execute
 from ttvd.bench.recipe import parse_recipe, plan
-from ttvd.bench.setting import Setting
+from ttvd.bench.resources import Resources
 from ttvd.bench.spec import Spec
-from ttvd.bench.supply import Supply
+from ttvd.bench.worker_config import WorkerConfig
 from ttvd.methods import find_method
 from ttvd.zoo.catalog import load, sites_path
 from ttvd.zoo.sites import Sites
@@ -35,41 +35,43 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def make_specs(supply: Supply) -> list[Spec]:
-    return [planned.spec for planned in plan(parse_recipe(TEXT, "test"), supply)]
+def make_specs(resources: Resources) -> list[Spec]:
+    return [planned.spec for planned in plan(parse_recipe(TEXT, "test"), resources)]
 
 
 def test_sites_beside_the_checkpoint_are_used(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    supply = Supply(Setting(checkpoints=folder))
-    monkeypatch.setattr(supply, "_training", lambda _: pytest.fail("they are there"))
-    whole, few = make_specs(supply)
+    resources = Resources(WorkerConfig(checkpoints=folder))
+    monkeypatch.setattr(resources, "_training", lambda _: pytest.fail("they are there"))
+    whole, few = make_specs(resources)
     assert (whole.sites, few.sites) == (1.0, 0.05)
     civd, means = find_method("civd"), {}
     for spec in (whole, few):
-        means[spec.sites] = supply.ingredients(civd, spec.checkpoint, spec.data, spec.sites)["sites"].means
+        means[spec.sites] = resources.requirements(civd, spec.checkpoint, spec.data, spec.sites)[
+            "sites"
+        ].means
     assert torch.equal(means[0.05], means[1.0] + 1.0)
-    answers = [execute(spec, supply).totals["nll"] for spec in (whole, few)]
+    answers = [execute(spec, resources).totals["nll"] for spec in (whole, few)]
     assert answers[0] != answers[1], "the run itself uses them, and asks for no training images"
 
 
 def test_other_such_sites_make_other_runs(folder: Path) -> None:
-    before = make_specs(Supply(Setting(checkpoints=folder)))
+    before = make_specs(Resources(WorkerConfig(checkpoints=folder)))
     home = sites_path(folder, "digits-sla", 0.05)
     sites = Sites.load(home)
     replace(sites, means=sites.means + 1.0).save(home)
-    after = make_specs(Supply(Setting(checkpoints=folder)))
+    after = make_specs(Resources(WorkerConfig(checkpoints=folder)))
     assert before[0].key == after[0].key
     assert before[1].key != after[1].key
     home.unlink()
-    assert make_specs(Supply(Setting(checkpoints=folder)))[1].key not in (before[1].key, after[1].key)
+    assert make_specs(Resources(WorkerConfig(checkpoints=folder)))[1].key not in (before[1].key, after[1].key)
 
 
 def test_a_model_with_anchored_norms_has_sites_of_its_own(folder: Path) -> None:
     text = TEXT.replace('"digits-sla"', '"digits-sla+anchored"')
-    supply = Supply(Setting(checkpoints=folder))
-    few = plan(parse_recipe(text, "test"), supply)[1].spec
+    resources = Resources(WorkerConfig(checkpoints=folder))
+    few = plan(parse_recipe(text, "test"), resources)[1].spec
     assert few.sites == 0.05
-    assert execute(few, supply).totals["error"] < 0.6
+    assert execute(few, resources).totals["error"] < 0.6
 
 
 def test_a_function_is_called_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,8 +82,8 @@ def test_a_function_is_called_once(folder: Path, monkeypatch: pytest.MonkeyPatch
         return load("digits-sla").model
 
     monkeypatch.setattr("ttvd.testing.net", build, raising=False)
-    supply = Supply(Setting(checkpoints=folder))
-    supply.weights("ttvd.testing:net", find_method("civd"), 0.05, {})
+    resources = Resources(WorkerConfig(checkpoints=folder))
+    resources.weights("ttvd.testing:net", find_method("civd"), 0.05, {})
     assert len(calls) == 1
 
 
@@ -89,4 +91,4 @@ def test_sites_of_another_model_are_refused(folder: Path) -> None:
     home = sites_path(folder, "digits-sla", 0.05)
     replace(Sites.load(home), fingerprint="0" * 16).save(home)
     with pytest.raises(ValueError, match="fingerprint"):
-        make_specs(Supply(Setting(checkpoints=folder)))
+        make_specs(Resources(WorkerConfig(checkpoints=folder)))

@@ -68,16 +68,16 @@ def test_plain_ttvd_follows_the_stream_as_ours_does(
     world.net.double()
     adapter, other = world.adapter(Mode()), PlainTTVD(world.net, **world.gather())
     assert isinstance(adapter, TTVD)
-    assert adapter.sameness is not None
-    assert adapter.tempering is not None
-    assert adapter.need is not None
+    assert adapter.label_shift is not None
+    assert adapter.online_temperature is not None
+    assert adapter.step_scale is not None
     needs = set()
     for x in STREAMS[stream](world):
         ours, theirs = adapter(x.double()).softmax(1), other(x.double()).softmax(1)
         torch.testing.assert_close(ours, theirs, rtol=1e-8, atol=1e-9)
-        assert other.excess == pytest.approx(adapter.sameness.excess.item(), rel=1e-8, abs=1e-10)
-        assert other.sharpness == pytest.approx(adapter.tempering.sharpness.item(), rel=1e-8)
-        assert other.level == pytest.approx(adapter.need.level.item(), rel=1e-8)
+        assert other.excess == pytest.approx(adapter.label_shift.excess.item(), rel=1e-8, abs=1e-10)
+        assert other.sharpness == pytest.approx(adapter.online_temperature.sharpness.item(), rel=1e-8)
+        assert other.level == pytest.approx(adapter.step_scale.level.item(), rel=1e-8)
         needs.add(other.watch_need(other.level, 0))
     assert other.sharpness < 0.9, "else it would not matter"
     if usual > 1 and stream == "below a full step":

@@ -8,37 +8,37 @@ import pytest
 from benchmarks.table import Table
 
 from benchmarks import grids, table1
-from tests.bench.colours import make_supply
+from tests.bench.colours import make_resources
 from ttvd.bench.engines import Event, Finished
 from ttvd.bench.job import execute
-from ttvd.bench.setting import Setting
+from ttvd.bench.resources import Resources
 from ttvd.bench.spec import Spec
-from ttvd.bench.supply import Supply
+from ttvd.bench.worker_config import WorkerConfig
 from ttvd.data.sets import ImageSet
 
 
 @pytest.fixture
-def supply(tmp_path: Path) -> Supply:
-    """The supply of the small world, with its model under the name that the table asks for."""
-    made = make_supply(tmp_path, count=20)
+def resources(tmp_path: Path) -> Resources:
+    """The resources of the small world, with its model under the name that the table asks for."""
+    made = make_resources(tmp_path, count=20)
     folder = made.setting.checkpoints
     assert folder is not None
     for path in folder.glob("tiny*"):
         path.rename(path.with_name(path.name.replace("tiny", table1.SLA)))
-    return Supply(made.setting, made.shared())
+    return Resources(made.setting, made.shared())
 
 
-def make_arguments(supply: Supply, *more: str) -> Namespace:
-    folder = str(supply.setting.checkpoints)
+def make_arguments(resources: Resources, *more: str) -> Namespace:
+    folder = str(resources.setting.checkpoints)
     return table1.parse_arguments(
         ["--data", ".", "--checkpoints", folder, "--corruptions", "fog", "contrast", "--limit", "8", *more]
     )
 
 
-def test_lines_of_the_table(supply: Supply, capsys: pytest.CaptureFixture[str]) -> None:
+def test_lines_of_the_table(resources: Resources, capsys: pytest.CaptureFixture[str]) -> None:
     table = Table("caption")
-    args = make_arguments(supply, "--methods", "bn", "tent", "ttvd", "ttt", "SLA + bn")
-    table.extend(table1.measure_table(args, table, supply))
+    args = make_arguments(resources, "--methods", "bn", "tent", "ttvd", "ttt", "SLA + bn")
+    table.extend(table1.measure_table(args, table, resources))
     table.close()
     assert {row.name: row.setting for row in table.rows} == {
         "bn": "2 runs",
@@ -52,8 +52,8 @@ def test_lines_of_the_table(supply: Supply, capsys: pytest.CaptureFixture[str]) 
     assert "ttt is left out: its model, resnet26-cifar10-rotation, is missing." in out
 
 
-def test_a_full_run(supply: Supply) -> None:
-    apart, stream = table1.measure_run(make_arguments(supply, "--precision", "bfloat16"), supply)
+def test_a_full_run(resources: Resources) -> None:
+    apart, stream = table1.measure_run(make_arguments(resources, "--precision", "bfloat16"), resources)
     assert apart.setting == "2 runs"
     assert stream.setting == "1 runs"
     assert "error" in apart.note
@@ -68,13 +68,13 @@ class Inline:
     def run(
         self,
         specs: Iterable[Spec | None],
-        setting: Setting,
+        setting: WorkerConfig,
         shared: Mapping[str, ImageSet] | None = None,
     ) -> Generator[Event, None, None]:
-        supply = Supply(setting, shared)
+        resources = Resources(setting, shared)
         for spec in specs:
             if spec is not None:
-                yield Finished(spec.key, execute(spec, supply))
+                yield Finished(spec.key, execute(spec, resources))
 
     def close(self) -> None:
         pass

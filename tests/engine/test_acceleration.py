@@ -14,7 +14,7 @@ from torch._functorch._aot_autograd.utils import make_boxed_func
 import ttvd
 from ttvd.engine.compiling import compile_once
 from ttvd.engine.flat import all_finite, keep_where
-from ttvd.engine.graph_guard import Traits
+from ttvd.engine.graph_guard import GraphGuard
 from ttvd.engine.step_inputs import Plan
 from ttvd.engine.step_runner import find_obstacle
 from ttvd.nn.resnet import ResNet
@@ -115,21 +115,21 @@ CHANGES: dict[str, Callable[[Any], object]] = {
 def test_traits_see_what_a_step_depends_on(what: str | None) -> None:
     adapter, (x, *_) = make_world("tent")[1](), make_batches()
     adapter(x)
-    before = Traits(adapter, "cpu")
+    before = GraphGuard(adapter, "cpu")
     adapter(x)
     adapter.reset()
     adapter.load_state_dict(adapter.state_dict())
     if what is not None:
         CHANGES[what](adapter)
-    assert before.hold() == (what is None)
+    assert before.is_valid() == (what is None)
 
 
 @pytest.mark.parametrize("autocast", [False, True])
 def test_traits_see_autocast(autocast: bool) -> None:
     adapter = make_world("tent")[1]()
-    before = Traits(adapter, "cpu")
+    before = GraphGuard(adapter, "cpu")
     with torch.autocast("cpu", torch.bfloat16) if autocast else nullcontext():
-        assert before.hold() != autocast
+        assert before.is_valid() != autocast
 
 
 class OnDevice(Tensor):

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ttvd.engine.graph_guard import Traits
+from ttvd.engine.graph_guard import GraphGuard
 
 
 class Layer(nn.Linear):
@@ -50,16 +50,16 @@ CHANGES: dict[str, Callable[[Net], object]] = {
 @pytest.mark.parametrize("what", CHANGES)
 def test_traits_see(what: str) -> None:
     net = Net()
-    traits = Traits(net, "cpu")
-    assert traits.hold()
+    guard = GraphGuard(net, "cpu")
+    assert guard.is_valid()
     CHANGES[what](net)
-    assert not traits.hold()
+    assert not guard.is_valid()
 
 
 def test_traits_let_values_change() -> None:
     net = Net()
-    traits = Traits(net, "cpu")
+    guard = GraphGuard(net, "cpu")
     net(torch.rand(4, 2)).sum().backward()  # moves the running averages
     with torch.no_grad():
         net.layer.weight.add_(1.0)
-    assert traits.hold()
+    assert guard.is_valid()

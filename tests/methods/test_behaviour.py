@@ -73,8 +73,13 @@ def test_empty_selection_changes_neither_parameters_nor_momentum(
 ) -> None:
     """The optimizer remembers an earlier stream."""
     net, sites = disagree(make_net(outputs), make_sites)
-    terms: dict[str, Any] = {"filter": True, "known": 0.0, "diversity": 1.0, "momentum": 0.9}
-    alone: dict[str, Any] = {"prior": None, "soften": 1.0, "statistics": ttvd.Statistics.batch()}
+    terms: dict[str, Any] = {
+        "agreement_filter": True,
+        "rotation_weight": 0.0,
+        "diversity_weight": 1.0,
+        "momentum": 0.9,
+    }
+    alone: dict[str, Any] = {"prior": None, "output_temperature": 1.0, "statistics": ttvd.Statistics.batch()}
     adapter = ttvd.TTVD(
         net, sites, objective=objective, optimizer=optimizer, lr=0.1, steps=2, **terms, **alone
     )
@@ -106,7 +111,7 @@ def test_a_loss_that_is_not_a_number_changes_nothing(
 ) -> None:
     net, stream = make_net(), make_stream(8, 8, 8, 8)
     sites = None if name == "tent" else make_sites(net)
-    options = {} if name == "tent" else {"filter": False}
+    options = {} if name == "tent" else {"agreement_filter": False}
     adapter, clean = (
         ttvd.create(name, net, sites=sites, optimizer=optimizer, lr=0.1, **options) for _ in range(2)
     )
@@ -136,7 +141,7 @@ def test_cipd_with_gamma_one_is_label_augmentation_s_aggregation(
 ) -> None:
     """At temperature 4 the softmax is that of the mean over views of the logits of the view's own rotation."""
     net = make_net()
-    plain: dict[str, Any] = {"prior": None, "soften": 1.0, "statistics": ttvd.Statistics.batch()}
+    plain: dict[str, Any] = {"prior": None, "output_temperature": 1.0, "statistics": ttvd.Statistics.batch()}
     adapter = ttvd.create("ttvd", net, sites=make_sites(net), gamma=1.0, tau=4.0, shift=shift, **plain)
     twin = make_twin(net)
     for x in make_stream(8, 5, 8, 1, 8):
@@ -153,7 +158,9 @@ def test_reference_s_power_entropy_is_tent_on_the_joint_head(
     means = make_sites(net).means + 1e4
     means[0, 0] -= 1e4
     options: dict[str, Any] = {"lr": 0.05, "optimizer": "sgd"}
-    adapter = ttvd.create("ttvd-reference", net, sites=make_sites(net, means=means), filter=False, **options)
+    adapter = ttvd.create(
+        "ttvd-reference", net, sites=make_sites(net, means=means), agreement_filter=False, **options
+    )
     tent = ttvd.create("tent", net, **options)
     for x in make_stream(8, 5, 8, 1, 8):
         adapter(x)
@@ -213,7 +220,14 @@ def test_negative_power_distances_never_give_nan(
     share = float((z.square().sum(1, keepdim=True) < net.fc(z)).double().mean())
     assert 0.1 < share < 0.9, "negative and positive power distances must both occur"
     adapter = ttvd.TTVD(
-        net, make_sites(net), objective=objective, gamma=gamma, shift=shift, tau=0.05, filter=False, lr=0.1
+        net,
+        make_sites(net),
+        objective=objective,
+        gamma=gamma,
+        shift=shift,
+        tau=0.05,
+        agreement_filter=False,
+        lr=0.1,
     )
     for x in stream:
         assert_finite_step(adapter, x)
@@ -229,7 +243,7 @@ def test_features_on_a_site_are_no_singularity(
     with torch.no_grad():
         for a in range(4):
             means[1, a] = net.forward_features(torch.rot90(x, a, (-2, -1)))[2].double()
-    options: dict[str, Any] = {"lr": 0.01, "filter": False, "statistics": ttvd.Statistics.source()}
+    options: dict[str, Any] = {"lr": 0.01, "agreement_filter": False, "statistics": ttvd.Statistics.source()}
     adapter = ttvd.create(name, net, sites=make_sites(net, means=means), **options)
     assert name == "ttvd-reference" or int(adapter.predict(x)[2].argmax()) == 1
     for _ in range(3):

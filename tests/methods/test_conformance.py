@@ -42,7 +42,9 @@ def test_the_promises_are_not_empty(name: str) -> None:
     )
 
 
-@pytest.mark.parametrize("name", [name for name, method in ttvd.list_methods().items() if "sites" in method.needs])
+@pytest.mark.parametrize(
+    "name", [name for name, method in ttvd.list_methods().items() if "sites" in method.needs]
+)
 def test_geometric_methods_on_a_head_without_rotations(name: str) -> None:
     net, make = make_world(name, rotations=False)
     ttvd.check_adapter(make, net, make_batches())

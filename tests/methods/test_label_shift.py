@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.methods.test_ttvd_streams import Watch
-from ttvd.methods.ttvd.label_shift import Sameness
+from ttvd.methods.ttvd.label_shift import LabelShiftEstimator
 from ttvd.nn.norms import following_stream, settled_stream
 
 BOUNDED = settings(deadline=None, derandomize=True, max_examples=40)
@@ -25,12 +25,12 @@ def draw(seed: int, *shape: int) -> Tensor:
     return 3 * torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def follow(stream: list[Tensor], like: Tensor = WIDE) -> Sameness:
-    sameness = Sameness(stream[0].shape[1], like)
-    with following_stream(sameness):
+def follow(stream: list[Tensor], like: Tensor = WIDE) -> LabelShiftEstimator:
+    label_shift = LabelShiftEstimator(stream[0].shape[1], like)
+    with following_stream(label_shift):
         for scores in stream:
-            sameness.follow(scores)
-    return sameness
+            label_shift.follow(scores)
+    return label_shift
 
 
 def loop_excess(stream: list[Tensor]) -> tuple[float, int]:
@@ -60,21 +60,21 @@ def loop_excess(stream: list[Tensor]) -> tuple[float, int]:
 @given(seed=SEEDS, sizes=STREAMS, classes=st.integers(2, 6))
 def test_loops_over_pairs_say_the_same(seed: int, sizes: list[int], classes: int) -> None:
     stream = [draw(seed + n, size, classes) for n, size in enumerate(sizes)]
-    sameness, (excess, images) = follow(stream), loop_excess(stream)
-    assert float(sameness.excess) == pytest.approx(excess, rel=1e-10, abs=1e-12)
-    assert int(sameness.images) == images
-    assert float(sameness.concentration()) == pytest.approx(1 / max(excess, 1e-4) - 1, rel=1e-9)
+    label_shift, (excess, images) = follow(stream), loop_excess(stream)
+    assert float(label_shift.excess) == pytest.approx(excess, rel=1e-10, abs=1e-12)
+    assert int(label_shift.images) == images
+    assert float(label_shift.concentration()) == pytest.approx(1 / max(excess, 1e-4) - 1, rel=1e-9)
 
 
 def test_memory_ends_at_1024_images() -> None:
     """Of a long stream that is sorted and a batch that is mixed, what is left is what 1,024 images leave."""
     stream = [40 * torch.eye(4)[n % 4].expand(100, 4) for n in range(12)] + [40 * torch.eye(4).repeat(8, 1)]
-    sameness, (excess, images) = follow(stream), loop_excess(stream)
-    assert int(sameness.images) == images == 1232
-    assert float(sameness.excess) == pytest.approx(excess, rel=1e-6)
+    label_shift, (excess, images) = follow(stream), loop_excess(stream)
+    assert int(label_shift.images) == images == 1232
+    assert float(label_shift.excess) == pytest.approx(excess, rel=1e-6)
     before = float(follow(stream[:-1]).excess)
     mixed = (4 * 8 * 7 / (32 * 31) - 1 / 4) / (3 / 4)
-    assert float(sameness.excess) == pytest.approx((1024 * before + 32 * mixed) / 1056, rel=1e-6)
+    assert float(label_shift.excess) == pytest.approx((1024 * before + 32 * mixed) / 1056, rel=1e-6)
 
 
 @pytest.mark.parametrize("bias", [0.0, 2.0, 5.0])
@@ -98,14 +98,14 @@ def draw_stream(concentration: float, classes: int, batches: int, size: int = 64
 @pytest.mark.parametrize("concentration", [0.3, 3.0, 30.0])
 def test_the_concentration_of_a_dirichlet_stream_is_found(concentration: float, classes: int) -> None:
     """Within a factor of 2 at any one time, by the images that are remembered; on average, without bias."""
-    sameness, excess = Sameness(classes, torch.zeros(())), []
-    with following_stream(sameness):
+    label_shift, excess = LabelShiftEstimator(classes, torch.zeros(())), []
+    with following_stream(label_shift):
         for number, scores in enumerate(draw_stream(concentration, classes, 1500)):
-            sameness.follow(scores)
+            label_shift.follow(scores)
             if number >= 200:
-                excess.append(float(sameness.excess))
+                excess.append(float(label_shift.excess))
     assert 1 / (sum(excess) / len(excess)) - 1 == pytest.approx(concentration, rel=0.1)
-    assert concentration / 2 < float(sameness.concentration()) < 2 * concentration
+    assert concentration / 2 < float(label_shift.concentration()) < 2 * concentration
 
 
 @pytest.mark.parametrize("classes", [4, 20])
@@ -117,12 +117,12 @@ def test_well_mixed_streams_give_a_large_number(classes: int) -> None:
     dealt = follow([60.0 * torch.eye(classes).repeat(3, 1)] * 9)
     assert float(dealt.excess) < 0
     assert float(dealt.concentration()) == pytest.approx(9999, rel=1e-3)
-    assert float(Sameness(classes, WIDE).concentration()) == pytest.approx(9999, rel=1e-3)
+    assert float(LabelShiftEstimator(classes, WIDE).concentration()) == pytest.approx(9999, rel=1e-3)
 
 
 def test_sorted_streams_give_a_small_number() -> None:
-    sameness = follow([60.0 * torch.eye(5)[n % 5].expand(64, 5) for n in range(400)])
-    assert float(sameness.concentration()) == pytest.approx(0.01, rel=1e-3)
+    label_shift = follow([60.0 * torch.eye(5)[n % 5].expand(64, 5) for n in range(400)])
+    assert float(label_shift.concentration()) == pytest.approx(0.01, rel=1e-3)
 
 
 def test_images_that_say_nothing_are_like_a_mixed_stream() -> None:
@@ -153,68 +153,68 @@ def test_neither_order_nor_constants_matter(seed: int, size: int, classes: int) 
     ids=["nan", "-inf", "one inf", "one nan"],
 )
 def test_batches_that_say_nothing_change_nothing(scores: Tensor) -> None:
-    sameness = follow([draw(0, 6, 4)])
-    before = {name: value.clone() for name, value in sameness.state_dict().items()}
-    with following_stream(sameness):
-        sameness.follow(scores)
-    assert all(torch.equal(value, before[name]) for name, value in sameness.state_dict().items())
+    label_shift = follow([draw(0, 6, 4)])
+    before = {name: value.clone() for name, value in label_shift.state_dict().items()}
+    with following_stream(label_shift):
+        label_shift.follow(scores)
+    assert all(torch.equal(value, before[name]) for name, value in label_shift.state_dict().items())
 
 
 def test_one_image_enters_the_mean_alone() -> None:
     first, one = draw(0, 6, 4), draw(1, 1, 4)
-    sameness = follow([first, one])
-    assert float(sameness.excess) == 0.0
-    assert int(sameness.images) == 7
-    torch.testing.assert_close(sameness.mean, torch.cat([first, one]).softmax(1).mean(0))
+    label_shift = follow([first, one])
+    assert float(label_shift.excess) == 0.0
+    assert int(label_shift.images) == 7
+    torch.testing.assert_close(label_shift.mean, torch.cat([first, one]).softmax(1).mean(0))
 
 
 @pytest.mark.parametrize("size", [1e4, 1e30])
 def test_extreme_scores_stay_finite(size: float) -> None:
-    sameness = follow([size * torch.tensor([[1.0, -1.0, 0.0], [1.0, 1.0, -1.0], [-1.0, 0.0, 0.0]])])
-    assert sameness.excess.isfinite()
-    assert int(sameness.images) == 3
+    label_shift = follow([size * torch.tensor([[1.0, -1.0, 0.0], [1.0, 1.0, -1.0], [-1.0, 0.0, 0.0]])])
+    assert label_shift.excess.isfinite()
+    assert int(label_shift.images) == 3
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 def test_the_state_is_in_float32_or_better(dtype: torch.dtype) -> None:
     scores = draw(0, 8, 5).to(dtype).requires_grad_()
-    sameness, first = Sameness(5, scores), draw(1, 4, 5).to(dtype)
-    with torch.autocast("cpu", torch.bfloat16), following_stream(sameness):
-        sameness.follow(first)
-        sameness.follow(scores)
+    label_shift, first = LabelShiftEstimator(5, scores), draw(1, 4, 5).to(dtype)
+    with torch.autocast("cpu", torch.bfloat16), following_stream(label_shift):
+        label_shift.follow(first)
+        label_shift.follow(scores)
     wide = torch.promote_types(dtype, torch.float32)
-    assert sameness.excess.dtype == sameness.concentration().dtype == sameness.mean.dtype == wide
-    assert not sameness.excess.requires_grad
-    assert sameness.images.dtype == torch.int64
+    assert label_shift.excess.dtype == label_shift.concentration().dtype == label_shift.mean.dtype == wide
+    assert not label_shift.excess.requires_grad
+    assert label_shift.images.dtype == torch.int64
     exact, _ = loop_excess([first, scores.detach()])
-    assert float(sameness.excess) == pytest.approx(exact, rel=1e-4)
+    assert float(label_shift.excess) == pytest.approx(exact, rel=1e-4)
 
 
 def test_nothing_waits_for_the_device() -> None:
-    sameness, scores = Sameness(4, torch.zeros(())), draw(0, 8, 4).float()
-    with Watch() as watch, following_stream(sameness):
-        sameness.follow(scores)
-        sameness.concentration()
+    label_shift, scores = LabelShiftEstimator(4, torch.zeros(())), draw(0, 8, 4).float()
+    with Watch() as watch, following_stream(label_shift):
+        label_shift.follow(scores)
+        label_shift.concentration()
     assert "_softmax" in watch.names
     assert not watch.names & WAITING
-    assert int(sameness.images) == 8
+    assert int(label_shift.images) == 8
 
 
 def test_a_batch_counts_where_the_stream_is_followed_and_not_where_it_is_settled() -> None:
-    sameness, scores = Sameness(4, WIDE), draw(0, 6, 4)
-    sameness.follow(scores)
-    with settled_stream(sameness):
-        sameness.follow(scores)
-        with following_stream(sameness):
-            sameness.follow(scores)
-    with following_stream(sameness), settled_stream(sameness):
-        sameness.follow(scores)
-    with following_stream(sameness), following_stream(sameness, follow=False):
-        sameness.follow(scores)
-    assert int(sameness.images) == 0
-    with following_stream(torch.nn.ModuleList([sameness])):
-        sameness.follow(scores)
-    assert int(sameness.images) == 6
-    sameness.follow(scores)
-    assert int(sameness.images) == 6
-    assert sameness.follows
+    label_shift, scores = LabelShiftEstimator(4, WIDE), draw(0, 6, 4)
+    label_shift.follow(scores)
+    with settled_stream(label_shift):
+        label_shift.follow(scores)
+        with following_stream(label_shift):
+            label_shift.follow(scores)
+    with following_stream(label_shift), settled_stream(label_shift):
+        label_shift.follow(scores)
+    with following_stream(label_shift), following_stream(label_shift, follow=False):
+        label_shift.follow(scores)
+    assert int(label_shift.images) == 0
+    with following_stream(torch.nn.ModuleList([label_shift])):
+        label_shift.follow(scores)
+    assert int(label_shift.images) == 6
+    label_shift.follow(scores)
+    assert int(label_shift.images) == 6
+    assert label_shift.follows

@@ -14,7 +14,7 @@ from torch import Tensor
 import ttvd
 from tests.methods.test_label_shift import WAITING
 from tests.methods.test_ttvd_streams import Watch
-from ttvd.methods.ttvd.label_shift import Sameness
+from ttvd.methods.ttvd.label_shift import LabelShiftEstimator
 from ttvd.nn.resnet import ResNet
 from ttvd.testing import make_world
 
@@ -31,7 +31,7 @@ def images(b: int = 8, seed: int = 0) -> Tensor:
 
 def state_of(adapter: ttvd.Adapter) -> dict[str, Tensor]:
     state = adapter.state_dict()
-    return {name: state[f"sameness.{name}"].clone() for name in ("excess", "images", "mean")}
+    return {name: state[f"label_shift.{name}"].clone() for name in ("excess", "images", "mean")}
 
 
 def assert_same(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> None:
@@ -115,28 +115,28 @@ def test_the_answer_is_that_of_the_number_found_so_far() -> None:
     for prediction, at in (("before", 0), ("after", 1)):
         adapter = make_adapter(prediction=prediction, lr=0.0)
         state = adapter.state_dict() | {
-            "sameness.excess": torch.tensor(0.5),
-            "sameness.images": torch.tensor(99),
+            "label_shift.excess": torch.tensor(0.5),
+            "label_shift.images": torch.tensor(99),
         }
         adapter.load_state_dict(state)  # as after batches that were sorted
         for seed in range(3):
-            numbers = [float(Sameness.concentration(adapter.sameness))]  # type: ignore[arg-type]
+            numbers = [float(LabelShiftEstimator.concentration(adapter.label_shift))]  # type: ignore[arg-type]
             saved, found = adapter.snapshot(), adapter(images(seed=seed))
-            numbers.append(float(Sameness.concentration(adapter.sameness)))  # type: ignore[arg-type]
+            numbers.append(float(LabelShiftEstimator.concentration(adapter.label_shift)))  # type: ignore[arg-type]
             by_hand = make_adapter(prediction=prediction, lr=0.0, prior=numbers[at])
-            by_hand.load_state_dict({n: v for n, v in saved.items() if not n.startswith("sameness.")})
+            by_hand.load_state_dict({n: v for n, v in saved.items() if not n.startswith("label_shift.")})
             torch.testing.assert_close(by_hand(images(seed=seed)), found)
             assert numbers[0] != numbers[1]
 
 
 @pytest.mark.parametrize("prior", [None, 2.0])
 def test_without_the_stream_there_is_no_state(prior: float | None) -> None:
-    assert not any("sameness" in name for name in make_adapter(prior=prior).state_dict())
+    assert not any("label_shift" in name for name in make_adapter(prior=prior).state_dict())
 
 
 def test_a_double_adapter_has_a_double_state(make_net: Callable[..., ResNet], make_sites: Any) -> None:
     net = make_net()
-    assert ttvd.TTVD(net, make_sites(net)).state_dict()["sameness.excess"].dtype == torch.float64
+    assert ttvd.TTVD(net, make_sites(net)).state_dict()["label_shift.excess"].dtype == torch.float64
     adapter = make_adapter()
     adapter(images())
     before = state_of(adapter)
@@ -151,7 +151,7 @@ def test_one_class_has_no_shares(make_net: Callable[..., ResNet], make_sites: An
     net = make_net(4)
     sites = make_sites(net, classes=1)
     adapter, without = ttvd.TTVD(net, sites), ttvd.TTVD(net, sites, prior=None)
-    assert adapter.sameness is None
+    assert adapter.label_shift is None
     before = adapter.snapshot()
     assert before.keys() == without.snapshot().keys()
     x = images(8).double()
@@ -169,19 +169,19 @@ def test_a_single_cell_has_no_ratio(outputs: int, ratio: float, make_net: Any, m
 
 def test_full_steps_with_adam_and_part_of_one_with_sgd() -> None:
     """Adam's steps do not depend on the size of a loss, so that full ones are all that it has."""
-    assert make_adapter().full_step == 64
-    assert make_adapter(optimizer="adam").full_step == 1
+    assert make_adapter().reference_batch_size == 64
+    assert make_adapter(optimizer="adam").reference_batch_size == 1
     with pytest.raises(ValueError, match="do not depend on its scale: use optimizer='sgd'"):
-        make_adapter(optimizer="adam", full_step=64)
+        make_adapter(optimizer="adam", reference_batch_size=64)
     for optimizer, given in (("adam", 1), ("sgd", 64)):
         options: dict[str, Any] = {"optimizer": optimizer, "lr": 1e-3}
-        silent, said = make_adapter(**options), make_adapter(**options, full_step=given)
+        silent, said = make_adapter(**options), make_adapter(**options, reference_batch_size=given)
         start = silent.snapshot()
         for seed in range(2):
             assert torch.equal(silent(images(seed=seed)), said(images(seed=seed)))
         assert_same(said.snapshot(), silent.snapshot())
         assert any(not torch.equal(v, start[n]) for n, v in said.snapshot().items() if n.endswith("weight"))
-    part, full = make_adapter(lr=0.05), make_adapter(lr=0.05 / 8, full_step=1)
+    part, full = make_adapter(lr=0.05), make_adapter(lr=0.05 / 8, reference_batch_size=1)
     part(images())
     full(images())
     for name, value in part.snapshot().items():

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from tests.methods.test_label_shift import WAITING
 from tests.methods.test_ttvd_streams import Watch
-from ttvd.methods.ttvd.online_temperature import Tempering
+from ttvd.methods.ttvd.online_temperature import OnlineTemperature
 from ttvd.nn.norms import following_stream, settled_stream
 
 BOUNDED = settings(deadline=None, derandomize=True, max_examples=40)
@@ -29,16 +29,16 @@ def draw(seed: int, *shape: int, scale: float = 2.0) -> Tensor:
     return (scale * torch.randn(*shape, generator=generator, dtype=torch.float64)).log_softmax(-1)
 
 
-def follow(stream: list[Tensor], like: Tensor = WIDE) -> Tempering:
-    tempering = Tempering(like)
-    with following_stream(tempering):
+def follow(stream: list[Tensor], like: Tensor = WIDE) -> OnlineTemperature:
+    online_temperature = OnlineTemperature(like)
+    with following_stream(online_temperature):
         for rotations in stream:
-            tempering.follow(rotations)
-    return tempering
+            online_temperature.follow(rotations)
+    return online_temperature
 
 
-def read(tempering: Tempering) -> tuple[float, float]:
-    return float(tempering.sharpness), float(tempering.information)
+def read(online_temperature: OnlineTemperature) -> tuple[float, float]:
+    return float(online_temperature.sharpness), float(online_temperature.information)
 
 
 def loop(stream: list[Tensor]) -> tuple[float, float]:
@@ -71,16 +71,16 @@ def test_loops_say_the_same(seed: int, sizes: list[int], rotations: int, alone: 
     """The upright view alone too, as in a single diagram."""
     views = 1 if alone else rotations
     stream = [draw(seed + n, views, size, rotations, scale=scale) for n, size in enumerate(sizes)]
-    tempering = follow(stream)
-    assert read(tempering) == pytest.approx(loop(stream), rel=1e-10)
-    assert float(tempering.factor()) == pytest.approx(loop(stream)[0] ** -0.7, rel=1e-10)
+    online_temperature = follow(stream)
+    assert read(online_temperature) == pytest.approx(loop(stream), rel=1e-10)
+    assert float(online_temperature.factor()) == pytest.approx(loop(stream)[0] ** -0.7, rel=1e-10)
 
 
 @pytest.mark.parametrize("size", [511, 512, 700])
 def test_memory_ends_at_512_images(size: int) -> None:
     stream = [draw(0, 4, 300, 4), draw(1, 4, 300, 4), draw(2, 4, size, 4, scale=0.5)]
     assert read(follow(stream)) == pytest.approx(loop(stream), rel=1e-9)
-    certain = Tempering(WIDE)
+    certain = OnlineTemperature(WIDE)
     certain.information.fill_(1e6)
     with following_stream(certain):
         certain.follow(stream[2])
@@ -106,11 +106,11 @@ def draw_rotations(sharpness: float, batches: int, size: int = 64, rotations: in
 @pytest.mark.parametrize("sharpness", [0.5, 0.8, 1.0, 1.3])
 def test_the_temperature_of_a_stream_is_found(sharpness: float, dtype: torch.dtype, rotations: int) -> None:
     """After 3,000 images and from then on, by the last 512; on average without bias. 1 is never left by much."""
-    tempering, found = Tempering(torch.zeros((), dtype=dtype)), []
-    with following_stream(tempering):
+    online_temperature, found = OnlineTemperature(torch.zeros((), dtype=dtype)), []
+    with following_stream(online_temperature):
         for logs in draw_rotations(sharpness, 450, rotations=rotations):
-            tempering.follow(logs.to(dtype))
-            found.append(float(tempering.sharpness))
+            online_temperature.follow(logs.to(dtype))
+            found.append(float(online_temperature.sharpness))
     late = found[50:]
     assert sum(late) / len(late) == pytest.approx(sharpness, abs=0.025)
     assert max(abs(value - sharpness) for value in (found if sharpness == 1 else late)) < 0.6 / rotations
@@ -163,44 +163,44 @@ def test_neither_the_order_of_images_nor_the_names_of_rotations_matter(
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("where", [(1, 2, 1), (1, 2, 3), (1, 2), ...], ids=["known", "other", "view", "all"])
 def test_what_is_not_finite_changes_nothing(where: Any, value: float) -> None:
-    tempering, logs = follow([draw(0, 4, 6, 4)]), draw(1, 4, 6, 4)
-    before = read(tempering)
+    online_temperature, logs = follow([draw(0, 4, 6, 4)]), draw(1, 4, 6, 4)
+    before = read(online_temperature)
     logs[where] = value
-    with following_stream(tempering):
-        tempering.follow(logs)
-    assert read(tempering) == before
+    with following_stream(online_temperature):
+        online_temperature.follow(logs)
+    assert read(online_temperature) == before
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 def test_the_state_is_in_float32_or_better(dtype: torch.dtype) -> None:
     logs = draw(0, 4, 8, 4).to(dtype).requires_grad_()
     with torch.autocast("cpu", torch.bfloat16):
-        tempering = follow([logs], like=logs)
-    for value in (tempering.sharpness, tempering.information, tempering.factor()):
+        online_temperature = follow([logs], like=logs)
+    for value in (online_temperature.sharpness, online_temperature.information, online_temperature.factor()):
         assert value.dtype == torch.promote_types(dtype, torch.float32)
         assert not value.requires_grad
-    assert read(tempering) == pytest.approx(loop([logs.detach()]), rel=1e-5)
+    assert read(online_temperature) == pytest.approx(loop([logs.detach()]), rel=1e-5)
 
 
 def test_a_batch_counts_where_the_stream_is_followed_and_not_where_it_is_settled() -> None:
-    tempering, logs = Tempering(WIDE), draw(0, 4, 6, 4)
-    tempering.follow(logs)
-    with settled_stream(tempering), following_stream(tempering):
-        tempering.follow(logs)
-    with following_stream(tempering), settled_stream(tempering):
-        tempering.follow(logs)
-    assert read(tempering) == (1.0, 64.0)
-    with following_stream(nn.ModuleList([tempering])):
-        tempering.follow(logs)
-    assert read(tempering) == pytest.approx(loop([logs]))
-    assert tempering.follows
+    online_temperature, logs = OnlineTemperature(WIDE), draw(0, 4, 6, 4)
+    online_temperature.follow(logs)
+    with settled_stream(online_temperature), following_stream(online_temperature):
+        online_temperature.follow(logs)
+    with following_stream(online_temperature), settled_stream(online_temperature):
+        online_temperature.follow(logs)
+    assert read(online_temperature) == (1.0, 64.0)
+    with following_stream(nn.ModuleList([online_temperature])):
+        online_temperature.follow(logs)
+    assert read(online_temperature) == pytest.approx(loop([logs]))
+    assert online_temperature.follows
 
 
 def test_nothing_waits_for_the_device() -> None:
-    tempering, logs = Tempering(torch.zeros(())), draw(0, 4, 8, 4).float()
-    with Watch() as watch, following_stream(tempering):
-        tempering.follow(logs)
-        tempering.factor()
+    online_temperature, logs = OnlineTemperature(torch.zeros(())), draw(0, 4, 8, 4).float()
+    with Watch() as watch, following_stream(online_temperature):
+        online_temperature.follow(logs)
+        online_temperature.factor()
     assert {"_softmax", "pow"} <= watch.names
     assert not watch.names & WAITING
-    assert read(tempering) != (1.0, 64.0)
+    assert read(online_temperature) != (1.0, 64.0)

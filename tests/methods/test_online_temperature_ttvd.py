@@ -22,7 +22,7 @@ START = (1.0, 64.0)
 
 def read(adapter: ttvd.Adapter) -> tuple[float, float]:
     state = adapter.state_dict()
-    return float(state["tempering.sharpness"]), float(state["tempering.information"])
+    return float(state["online_temperature.sharpness"]), float(state["online_temperature.information"])
 
 
 def test_nothing_waits_for_the_device() -> None:
@@ -55,7 +55,7 @@ def test_the_state_comes_and_goes_with_the_adapter() -> None:
         back()
         assert read(adapter) == START
         assert all(torch.equal(adapter(images(seed=seed)), first[seed]) for seed in range(2))
-    assert adapter.double().state_dict()["tempering.sharpness"].dtype == torch.float64
+    assert adapter.double().state_dict()["online_temperature.sharpness"].dtype == torch.float64
 
 
 @pytest.mark.parametrize(
@@ -90,8 +90,10 @@ def test_answers_have_the_factor_of_the_batches_before_and_teach_nothing_else() 
             found = adapter(images(seed=seed))
             factors.append(read(adapter)[0] ** -0.7)
             assert abs(factors[0] - factors[1]) > 1e-3
-            by_hand = make_adapter(**options, soften=factors[at])
-            by_hand.load_state_dict({n: v for n, v in saved.items() if not n.startswith("tempering.")})
+            by_hand = make_adapter(**options, output_temperature=factors[at])
+            by_hand.load_state_dict(
+                {n: v for n, v in saved.items() if not n.startswith("online_temperature.")}
+            )
             torch.testing.assert_close(by_hand(images(seed=seed)), found)
             for name, value in by_hand.snapshot().items():
                 assert torch.equal(value, adapter.snapshot()[name]), name
@@ -101,7 +103,7 @@ def test_a_head_that_is_too_sure_answers_with_less_confidence() -> None:
     """At four times the temperature of the rotations, answers have 4^0.7 of theirs."""
     adapter, x = make_adapter(prior=None), images()
     fresh, state = adapter.predict(x), adapter.snapshot()
-    state["tempering.sharpness"].fill_(0.25)
+    state["online_temperature.sharpness"].fill_(0.25)
     adapter.restore(state)
     torch.testing.assert_close(adapter.predict(x), fresh / 4**0.7)
     torch.testing.assert_close(adapter(x), fresh / 4**0.7)
@@ -115,7 +117,10 @@ def test_the_adapter_hands_over_the_rotations_of_its_views(
     """Joint probabilities summed over the classes; a single diagram knows the upright view alone."""
     net = make_net(3 * views)
     sites = make_sites(net, means=make_sites(net).means[:, :views])
-    adapter, x = ttvd.TTVD(net, sites, structure=structure, known=1.0, soften="stream"), images(5).double()
+    adapter, x = (
+        ttvd.TTVD(net, sites, structure=structure, rotation_weight=1.0, output_temperature="stream"),
+        images(5).double(),
+    )
     turned = [torch.rot90(x, a * 4 // views, (2, 3)) for a in range(views if structure == "cipd" else 1)]
     with torch.no_grad():
         logits = adapter.model(torch.cat(turned))
@@ -127,10 +132,12 @@ def test_the_adapter_hands_over_the_rotations_of_its_views(
 
 def test_without_rotations_there_is_nothing_to_measure() -> None:
     adapter = make_adapter(rotations=False)
-    assert adapter.soften == 1.0
-    assert adapter.tempering is None
-    for one in (adapter, make_adapter(soften=1.2)):
-        assert not any("tempering" in name for name in one.state_dict())
-    with pytest.raises(ValueError, match=r"soften='stream' needs a head that tells rotations apart.*number"):
-        make_adapter(rotations=False, soften="stream")
-    assert make_adapter(soften="stream").state_dict().keys() == make_adapter().state_dict().keys()
+    assert adapter.output_temperature == 1.0
+    assert adapter.online_temperature is None
+    for one in (adapter, make_adapter(output_temperature=1.2)):
+        assert not any("online_temperature" in name for name in one.state_dict())
+    with pytest.raises(
+        ValueError, match=r"output_temperature='stream' needs a head that tells rotations apart.*number"
+    ):
+        make_adapter(rotations=False, output_temperature="stream")
+    assert make_adapter(output_temperature="stream").state_dict().keys() == make_adapter().state_dict().keys()

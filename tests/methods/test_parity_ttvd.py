@@ -30,11 +30,11 @@ class Recipe:
     gamma: float = 1.0
     tau: float = 3.0
     shift: float | None = None
-    filter: bool = True
-    diversity: float = 1.0
+    agreement_filter: bool = True
+    diversity_weight: float = 1.0
 
 
-PINNED = {name: value for name, value in OFF.items() if name != "diversity"}
+PINNED = {name: value for name, value in OFF.items() if name != "diversity_weight"}
 """Without what a recipe does not speak of; all of that has a suite of its own, `test_ttvd_default`."""
 
 
@@ -86,12 +86,12 @@ class Naive:
         )
         output = (power if self.recipe.structure in ("pd", "cipd") else voronoi) / self.recipe.tau
         agreed = [i for i in range(len(x)) if int(voronoi[i].argmax()) == int(power[i].argmax())]
-        kept = agreed if self.recipe.filter else list(range(len(x)))
+        kept = agreed if self.recipe.agreement_filter else list(range(len(x)))
         loss = torch.zeros((), dtype=torch.float64)
         for i in kept:
             loss = loss + self.cost(z[:, i], output[i]) / len(kept)
         logs = torch.stack([row - row.logsumexp(0) for row in output]).logsumexp(0) - math.log(len(x))
-        loss = loss + self.recipe.diversity * (len(x) - 1) / len(x) * (logs.exp() * logs).sum()
+        loss = loss + self.recipe.diversity_weight * (len(x) - 1) / len(x) * (logs.exp() * logs).sum()
         return output, kept, loss
 
     def cost(self, views: Tensor, output: Tensor) -> Tensor:
@@ -172,12 +172,12 @@ def sitting(
 
 
 PRESETS: dict[str, tuple[Recipe, float]] = {
-    "vd": (Recipe("vd", "entropy", tau=0.7, filter=False, diversity=0), 0.03),
-    "civd": (Recipe("civd", "entropy", -0.8, tau=0.06, filter=False, diversity=0), 0.03),
-    "pd": (Recipe("pd", "entropy", tau=1.3, filter=False, diversity=0), 0.03),
-    "cipd": (Recipe("cipd", "entropy", -0.8, tau=0.04, diversity=0), 0.03),
-    "ttvd-paper": (Recipe("cipd", "entropy", -0.8, tau=1.0, diversity=0), 5.0),
-    "ttvd-reference": (Recipe("cipd", "joint", 1.0, tau=3.0, diversity=0), 0.03),
+    "vd": (Recipe("vd", "entropy", tau=0.7, agreement_filter=False, diversity_weight=0), 0.03),
+    "civd": (Recipe("civd", "entropy", -0.8, tau=0.06, agreement_filter=False, diversity_weight=0), 0.03),
+    "pd": (Recipe("pd", "entropy", tau=1.3, agreement_filter=False, diversity_weight=0), 0.03),
+    "cipd": (Recipe("cipd", "entropy", -0.8, tau=0.04, diversity_weight=0), 0.03),
+    "ttvd-paper": (Recipe("cipd", "entropy", -0.8, tau=1.0, diversity_weight=0), 5.0),
+    "ttvd-reference": (Recipe("cipd", "joint", 1.0, tau=3.0, diversity_weight=0), 0.03),
 }
 """What each registered name stands for; the temperatures are those that the sites hold for it."""
 
@@ -188,7 +188,7 @@ def test_registered_name(name: str, sitting: Sitting, bench: Bench) -> None:
     (net, sites, stream), (recipe, lr) = sitting, PRESETS[name]
     adapter = ttvd.create(name, net, sites=sites, lr=lr)
     shares = bench.run(adapter, net, sites, recipe, stream, lr=lr)
-    if recipe.filter:
+    if recipe.agreement_filter:
         assert any(0 < share < 1 for share in shares), f"the filter was not put to the test: {shares}"
 
 
@@ -201,7 +201,9 @@ def test_every_registered_name_is_looked_at() -> None:
 
 def test_consensus_with_the_filter_and_balance(sitting: Sitting, bench: Bench) -> None:
     net, sites, stream = sitting
-    adapter = ttvd.create("ttvd", net, sites=sites, lr=5e-3, filter=True, diversity=1.0, **PINNED)
+    adapter = ttvd.create(
+        "ttvd", net, sites=sites, lr=5e-3, agreement_filter=True, diversity_weight=1.0, **PINNED
+    )
     shares = bench.run(adapter, net, sites, Recipe(), stream, lr=5e-3)
     assert any(0 < share < 1 for share in shares), f"the filter was not put to the test: {shares}"
 
@@ -214,7 +216,7 @@ def test_every_combination(
 ) -> None:
     net, sites, stream = sitting
     tau = 1.0 if structure in ("vd", "pd") else 0.1
-    recipe = Recipe(structure, objective, -0.8, tau, None, filtered, diversity=0.5)
+    recipe = Recipe(structure, objective, -0.8, tau, None, filtered, diversity_weight=0.5)
     adapter = ttvd.TTVD(net, sites, lr=0.1, **PINNED, **vars(recipe))
     bench.run(adapter, net, sites, recipe, stream, lr=0.1)
 
@@ -255,7 +257,9 @@ def test_batches_of_one_come_and_go(
     net = make_net()
     sites = make_sites(net, seed=0)
     options: dict[str, Any] = {"lr": 0.02, "optimizer": optimizer}
-    adapter = ttvd.create("ttvd", net, sites=sites, filter=True, diversity=1.0, **PINNED, **options)
+    adapter = ttvd.create(
+        "ttvd", net, sites=sites, agreement_filter=True, diversity_weight=1.0, **PINNED, **options
+    )
     shares = bench.run(adapter, net, sites, Recipe(), make_stream(*[1] * 12), **options)
     assert {0.0, 1.0} == set(shares)
     assert shares.index(1.0) < len(shares) - 1 - shares[::-1].index(1.0), "nothing came between two updates"

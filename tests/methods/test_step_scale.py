@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from tests.methods.test_label_shift import WAITING
 from tests.methods.test_online_temperature import draw
 from tests.methods.test_ttvd_streams import Watch
-from ttvd.methods.ttvd.options import choose_need
-from ttvd.methods.ttvd.step_scale import MEMORY, SCALE, Need
+from ttvd.methods.ttvd.options import choose_step_scale
+from ttvd.methods.ttvd.step_scale import MEMORY, SCALE, StepScale
 from ttvd.nn.norms import following_stream, settled_stream
 from ttvd.zoo.sites import Sites
 
@@ -25,15 +25,15 @@ WIDE = torch.zeros((), dtype=torch.float64)
 USUAL = 0.3
 
 
-def follow(stream: list[Tensor], usual: float = USUAL, like: Tensor = WIDE) -> Need:
-    need = Need(usual, like)
+def follow(stream: list[Tensor], usual: float = USUAL, like: Tensor = WIDE) -> StepScale:
+    need = StepScale(usual, like)
     with following_stream(need):
         for rotations in stream:
             need.follow(rotations)
     return need
 
 
-def read(need: Need) -> tuple[float, int]:
+def read(need: StepScale) -> tuple[float, int]:
     return float(need.level), int(need.images)
 
 
@@ -118,14 +118,14 @@ def test_factors_lie_between_0_and_1(loss: float, factor: float, dtype: torch.dt
 
 @pytest.mark.parametrize("usual", [0.0, 0.15, 2.0, 1e4])
 def test_what_has_seen_nothing_takes_full_steps(usual: float) -> None:
-    need = Need(usual, WIDE)
+    need = StepScale(usual, WIDE)
     assert read(need) == (usual + 0.1, 0)
     assert float(need.factor()) == pytest.approx(1.0)
-    assert float(Need(usual, torch.zeros(())).factor()) == pytest.approx(1.0, abs=1e-2)
+    assert float(StepScale(usual, torch.zeros(())).factor()) == pytest.approx(1.0, abs=1e-2)
 
 
 def test_a_stream_that_becomes_like_the_source_ends_the_steps_and_one_that_leaves_it_starts_them() -> None:
-    need, factors = Need(USUAL, WIDE), []
+    need, factors = StepScale(USUAL, WIDE), []
     with following_stream(need):
         for loss in [1.5] * 4 + [USUAL - 0.05] * 30 + [1.5]:
             need.follow(known(loss, 64))
@@ -185,7 +185,7 @@ def test_the_state_is_in_float32_or_better(dtype: torch.dtype) -> None:
 
 
 def test_a_batch_counts_where_the_stream_is_followed_and_not_where_it_is_settled() -> None:
-    need, logs = Need(USUAL, WIDE), draw(0, 4, 6, 4)
+    need, logs = StepScale(USUAL, WIDE), draw(0, 4, 6, 4)
     need.follow(logs)
     with settled_stream(need), following_stream(need):
         need.follow(logs)
@@ -199,7 +199,7 @@ def test_a_batch_counts_where_the_stream_is_followed_and_not_where_it_is_settled
 
 
 def test_nothing_waits_for_the_device() -> None:
-    need, logs = Need(USUAL, torch.zeros(())), draw(0, 4, 8, 4).float()
+    need, logs = StepScale(USUAL, torch.zeros(())), draw(0, 4, 8, 4).float()
     with Watch() as watch, following_stream(need):
         need.follow(logs)
         need.factor()
@@ -219,10 +219,10 @@ def test_the_graph_of_the_batch_is_not_kept() -> None:
 @pytest.mark.parametrize("value", ["no", "false", 0, 1, 2.0])
 def test_what_is_neither_yes_nor_no_is_refused(value: Any) -> None:
     """A word would pass for yes, and 0 for what it is not."""
-    with pytest.raises(ValueError, match=r"by_need must be True, False or None, got "):
-        choose_need(value, 0.1, "sgd")
-    assert choose_need(None, 0.1, "sgd") == choose_need(True, 0.1, "sgd") == 0.1
-    assert choose_need(False, 0.1, "sgd") is choose_need(None, 0.1, "adam") is None
+    with pytest.raises(ValueError, match=r"adaptive_step must be True, False or None, got "):
+        choose_step_scale(value, 0.1, "sgd")
+    assert choose_step_scale(None, 0.1, "sgd") == choose_step_scale(True, 0.1, "sgd") == 0.1
+    assert choose_step_scale(False, 0.1, "sgd") is choose_step_scale(None, 0.1, "adam") is None
 
 
 @pytest.mark.parametrize("value", [True, "0.1", torch.tensor(0.1)], ids=str)

@@ -19,11 +19,11 @@ from tests.methods.test_step_scale import bound, loop
 from tests.methods.test_ttvd_streams import Watch
 from ttvd.data.corruptions import corrupt
 from ttvd.data.digits import split_digits
-from ttvd.methods.ttvd.step_scale import Need
+from ttvd.methods.ttvd.step_scale import StepScale
 from ttvd.nn.resnet import ResNet
 
 PRESETS = ["vd", "civd", "pd", "cipd", "ttvd-paper", "ttvd-reference"]
-BARE: dict[str, Any] = {"known": 0.0, "soften": 1.0}
+BARE: dict[str, Any] = {"rotation_weight": 0.0, "output_temperature": 1.0}
 """Nothing else looks at the rotations."""
 USUAL = 1.58
 """Where the factors of the stream are no bounds."""
@@ -81,9 +81,9 @@ def assert_same(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> None:
         assert torch.equal(found[name], value), name
 
 
-POSSIBLE: list[dict[str, Any]] = [{}, BARE, {"by_need": True}, {"usual": 0.0}, {"structure": "civd"}]
+POSSIBLE: list[dict[str, Any]] = [{}, BARE, {"adaptive_step": True}, {"usual": 0.0}, {"structure": "civd"}]
 POSSIBLE += [{"objective": "joint", "gamma": -0.8}, {"momentum": 0.9}, {"views": 2, "outputs": 6}]
-POSSIBLE += [{"name": "civd", "by_need": True}]
+POSSIBLE += [{"name": "civd", "adaptive_step": True}]
 IMPOSSIBLE: list[dict[str, Any]] = [{"optimizer": "adam"}, {"structure": "pd"}, {"structure": "vd"}]
 IMPOSSIBLE += [{"outputs": 3}, {"outputs": 3, "views": 1}, {"usual": None}, {"name": "vd"}]
 
@@ -91,16 +91,19 @@ IMPOSSIBLE += [{"outputs": 3}, {"outputs": 3, "views": 1}, {"usual": None}, {"na
 @pytest.mark.parametrize("options", POSSIBLE, ids=str)
 def test_steps_go_by_need_where_that_is_known(options: dict[str, Any]) -> None:
     adapter = make_adapter(**options)
-    assert isinstance(adapter.need, Need)
-    assert adapter.need.usual == options.get("usual", USUAL)
+    assert isinstance(adapter.step_scale, StepScale)
+    assert adapter.step_scale.usual == options.get("usual", USUAL)
     assert adapter.state_dict()["need.level"].dtype == torch.float64
 
 
-@pytest.mark.parametrize("options", [*IMPOSSIBLE, {"by_need": False}], ids=str)
+@pytest.mark.parametrize("options", [*IMPOSSIBLE, {"adaptive_step": False}], ids=str)
 def test_else_steps_are_full(options: dict[str, Any]) -> None:
     """And the loss on source data changes nothing."""
-    adapter, without = make_adapter(**options), make_adapter(**options | {"by_need": False, "usual": None})
-    assert adapter.need is None
+    adapter, without = (
+        make_adapter(**options),
+        make_adapter(**options | {"adaptive_step": False, "usual": None}),
+    )
+    assert adapter.step_scale is None
     for x in stream():
         assert torch.equal(adapter(x), without(x))
     assert_same(adapter.snapshot(), without.snapshot())
@@ -108,17 +111,19 @@ def test_else_steps_are_full(options: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("options", IMPOSSIBLE, ids=str)
 def test_what_is_impossible_is_refused_with_what_to_do(options: dict[str, Any]) -> None:
-    reason = "by_need=True needs SGD, .*several views.*tells rotations apart.*rotation_loss: ttvd.calibrate"
+    reason = (
+        "adaptive_step=True needs SGD, .*several views.*tells rotations apart.*rotation_loss: ttvd.calibrate"
+    )
     with pytest.raises(ValueError, match=reason):
-        make_adapter(**options, by_need=True)
+        make_adapter(**options, adaptive_step=True)
 
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_the_stages_of_the_paper_take_full_steps(name: str) -> None:
-    assert ttvd.list_methods()[name].parameters()["by_need"] is False
-    assert ttvd.list_methods()["ttvd"].parameters()["by_need"] is None
+    assert ttvd.list_methods()[name].parameters()["adaptive_step"] is False
+    assert ttvd.list_methods()["ttvd"].parameters()["adaptive_step"] is None
     adapter, before = make_adapter(HIGH, name, lr=0.05), make_adapter(None, name, lr=0.05)
-    assert adapter.need is None
+    assert adapter.step_scale is None
     start = affine(adapter)
     for x in stream():
         assert torch.equal(adapter(x), before(x))
@@ -136,14 +141,17 @@ def test_the_adapter_hands_over_the_rotations_of_its_views(views: int, options: 
         assert read(adapter) == pytest.approx(loop(seen, USUAL), rel=1e-9)
 
 
-KINDS: list[dict[str, Any]] = [{}, BARE, {"prior": None, "diversity": 0.0}, {"prediction": "after"}]
-KINDS += [{"structure": "civd", "filter": True}, {"objective": "entropy", "full_step": 1}]
+KINDS: list[dict[str, Any]] = [{}, BARE, {"prior": None, "diversity_weight": 0.0}, {"prediction": "after"}]
+KINDS += [
+    {"structure": "civd", "agreement_filter": True},
+    {"objective": "entropy", "reference_batch_size": 1},
+]
 
 
 @pytest.mark.parametrize("options", [*KINDS, {"objective": "joint"}], ids=str)
 def test_a_step_is_the_factor_times_a_full_one(options: dict[str, Any]) -> None:
     """Of the batches so far, with this one; all else is as it was."""
-    adapter, full, seen = make_adapter(**options), make_adapter(by_need=False, **options), []
+    adapter, full, seen = make_adapter(**options), make_adapter(adaptive_step=False, **options), []
     for x in stream():
         full.restore(drop_need(adapter.snapshot()))
         seen.append(see_rotations(adapter, x))
@@ -169,7 +177,7 @@ def test_several_steps_count_a_batch_once_and_share_its_factor(options: dict[str
     adapter, plain, x = make_adapter(**options), make_adapter(), stream()[0]
     factor = bound(loop([see_rotations(adapter, x)], USUAL)[0], USUAL)
     assert 0.05 < factor < 0.95
-    slow = make_adapter(by_need=False, lr=0.05 * factor, **options)
+    slow = make_adapter(adaptive_step=False, lr=0.05 * factor, **options)
     torch.testing.assert_close(adapter(x), slow(x))
     plain(x)
     assert read(adapter) == read(plain)
@@ -182,7 +190,7 @@ def test_several_steps_count_a_batch_once_and_share_its_factor(options: dict[str
 
 @pytest.mark.parametrize("options", [{}, BARE, {"momentum": 0.9}, {"steps": 2}, {"structure": "civd"}])
 def test_without_need_parameters_stay_and_statistics_follow(options: dict[str, Any]) -> None:
-    adapter, frozen = make_adapter(HIGH, **options), make_adapter(lr=0.0, by_need=False, **options)
+    adapter, frozen = make_adapter(HIGH, **options), make_adapter(lr=0.0, adaptive_step=False, **options)
     before = adapter.snapshot()
     for x in stream():
         assert torch.equal(adapter(x), frozen(x))
@@ -194,13 +202,13 @@ def test_without_need_parameters_stay_and_statistics_follow(options: dict[str, A
         assert names
         assert all(not torch.equal(after[name], before[name]) for name in names)
         assert all(torch.equal(after[name], frozen.snapshot()[name]) for name in names)
-    assert int(after["sameness.images"]) == int(after["need.images"]) == 25
-    assert adapter.need is not None
-    assert float(adapter.need.factor()) == 0.0
+    assert int(after["label_shift.images"]) == int(after["need.images"]) == 25
+    assert adapter.step_scale is not None
+    assert float(adapter.step_scale.factor()) == 0.0
 
 
 def test_far_from_the_source_steps_are_full() -> None:
-    adapter, full = make_adapter(0.0), make_adapter(by_need=False)
+    adapter, full = make_adapter(0.0), make_adapter(adaptive_step=False)
     for x in stream():
         assert torch.equal(adapter(x), full(x))
     assert_same(drop_need(adapter.snapshot()), full.snapshot())
@@ -231,7 +239,7 @@ def test_the_state_comes_and_goes_with_the_adapter() -> None:
         assert all(torch.equal(adapter(x), y) for x, y in zip(batches, first, strict=False))
         assert read(adapter) == early
     with pytest.raises(ValueError, match=r"2 entries are missing.*'need.images'"):
-        other.load_state_dict(make_adapter(by_need=False).state_dict())
+        other.load_state_dict(make_adapter(adaptive_step=False).state_dict())
 
 
 def test_the_state_has_the_type_of_the_adapter() -> None:
@@ -262,7 +270,7 @@ def test_what_is_asked_and_what_is_not_finite_change_nothing() -> None:
 
 
 def test_the_loss_has_the_factor_of_what_is_known_so_far() -> None:
-    adapter, full, (first, second, _) = make_adapter(), make_adapter(by_need=False), stream()
+    adapter, full, (first, second, _) = make_adapter(), make_adapter(adaptive_step=False), stream()
     seen = see_rotations(adapter, first)
     adapter(first)
     full.restore(drop_need(adapter.snapshot()))
@@ -287,9 +295,9 @@ def test_clean_digits_need_less_than_corrupted_ones() -> None:
     for x in (images[:256], corrupt(images[:256], "fog", 5, seed=0, index=index)):
         adapter = ttvd.create("ttvd", source.model, sites=source.sites)
         assert isinstance(adapter, ttvd.TTVD)
-        assert adapter.need is not None
+        assert adapter.step_scale is not None
         for batch in x.split(64):
             adapter(batch)
-        factors.append(float(adapter.need.factor()))
+        factors.append(float(adapter.step_scale.factor()))
     assert factors[0] < 0.5
     assert factors[1] == 1.0

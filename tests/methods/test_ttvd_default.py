@@ -50,7 +50,7 @@ class TrackedNorm(nn.Module):
 
 
 class Naive:
-    """The default in full; ``full_step`` and the optimizer are what an optimizer's name stands for."""
+    """The default in full; ``reference_batch_size`` and the optimizer are what an optimizer's name stands for."""
 
     def __init__(self, net: ResNet, means: Tensor, tau: float, optimizer: str, lr: float) -> None:
         self.twin: Any = copy.deepcopy(net).requires_grad_(False)
@@ -190,12 +190,12 @@ def plant(adapter: ttvd.TTVD, naive: Naive) -> None:
     for name, value in state.items():
         if name.endswith("rows_followed"):
             value.fill_(4 * (512 - 16) - 40)
-    state["sameness.excess"].fill_(0.995)
-    state["sameness.images"].fill_(1024 - 64 - 4)
+    state["label_shift.excess"].fill_(0.995)
+    state["label_shift.images"].fill_(1024 - 64 - 4)
     if naive.rotations > 1:
         naive.sharpness, naive.information = 0.6, 7.0
-        state["tempering.sharpness"].fill_(0.6)
-        state["tempering.information"].fill_(7.0)
+        state["online_temperature.sharpness"].fill_(0.6)
+        state["online_temperature.information"].fill_(7.0)
     adapter.load_state_dict(state)
     naive.excess, naive.images = 0.995, 1024 - 64 - 4
     naive.earlier = [naive.images / CLASSES] * CLASSES
@@ -206,13 +206,16 @@ def plant(adapter: ttvd.TTVD, naive: Naive) -> None:
 def assert_same_state(adapter: ttvd.TTVD, naive: Naive) -> None:
     """All that changes is there, and is what the loops made of it."""
     found = dict(adapter.state_dict())
-    wanted: dict[str, Any] = {"sameness.excess": naive.excess, "sameness.images": naive.images}
+    wanted: dict[str, Any] = {"label_shift.excess": naive.excess, "label_shift.images": naive.images}
     if naive.images:
-        wanted["sameness.mean"] = [value / naive.images for value in naive.earlier]
+        wanted["label_shift.mean"] = [value / naive.images for value in naive.earlier]
     else:
-        wanted["sameness.mean"] = 1 / CLASSES
+        wanted["label_shift.mean"] = 1 / CLASSES
     if naive.rotations > 1:
-        wanted |= {"tempering.sharpness": naive.sharpness, "tempering.information": naive.information}
+        wanted |= {
+            "online_temperature.sharpness": naive.sharpness,
+            "online_temperature.information": naive.information,
+        }
     for name, norm in naive.norms.items():
         leaves: dict[str, Any] = {"weight": norm.weight.detach(), "bias": norm.bias.detach()}
         leaves |= {"running_mean": norm.mean, "running_var": norm.var, "rows_followed": norm.rows}

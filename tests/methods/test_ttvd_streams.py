@@ -25,13 +25,13 @@ class Naive:
     twin: Any
     means: Tensor
     structure: str
-    filter: bool
+    agreement_filter: bool
     tau: float = 1.5
-    known: float = 0.0
-    ratio: float = 0.0
+    rotation_weight: float = 0.0
+    slr_weight: float = 0.0
     prior: float | None = None
-    soften: float = 1.0
-    full_step: int | None = None
+    output_temperature: float = 1.0
+    reference_batch_size: int | None = None
 
     def __call__(self, x: Tensor) -> tuple[Tensor, int, Tensor]:
         """Predicted probabilities, how many images take part in the step, and the loss."""
@@ -44,28 +44,28 @@ class Naive:
         voronoi = -torch.stack([torch.cdist(z[a], self.means[:, a]) for a in range(turns)]).sum(0)
         scores = (power if self.structure in ("pd", "cipd") else voronoi) / self.tau
         answer = self.predict(scores.detach())
-        chosen = (power.argmax(1) == voronoi.argmax(1)).tolist() if self.filter else [True] * len(x)
+        chosen = (power.argmax(1) == voronoi.argmax(1)).tolist() if self.agreement_filter else [True] * len(x)
         loss = torch.zeros(())
         for i, kept in enumerate(chosen):
             turned = torch.stack([p[a, i, :, a].sum() for a in range(len(p))])
-            loss = loss - self.known * turned.log().mean() / len(x)
+            loss = loss - self.rotation_weight * turned.log().mean() / len(x)
             if kept:
                 loss = loss + self.cost(p[:, i], int(answer[i].argmax())) / sum(chosen)
         mean = scores.softmax(1).mean(0)
         loss = loss + (len(x) - 1) / len(x) * (mean * mean.log()).sum()
-        if self.full_step is not None and len(x) < self.full_step:
-            loss = loss * len(x) / self.full_step
-        return answer, len(x) if self.known else sum(chosen), loss
+        if self.reference_batch_size is not None and len(x) < self.reference_batch_size:
+            loss = loss * len(x) / self.reference_batch_size
+        return answer, len(x) if self.rotation_weight else sum(chosen), loss
 
     def cost(self, p: Tensor, label: int) -> Tensor:
         """Consensus and likelihood ratio of one image, from the probabilities (v, k, rotations) of its views."""
         total = torch.zeros(())
         for a in range(len(p)):
-            total = total - p[a, label, a].log() - self.ratio * (p[a] * (p[a] / (1 - p[a])).log()).sum()
+            total = total - p[a, label, a].log() - self.slr_weight * (p[a] * (p[a] / (1 - p[a])).log()).sum()
         return total / len(p)
 
     def predict(self, scores: Tensor) -> Tensor:
-        p = (scores / self.soften).softmax(1)
+        p = (scores / self.output_temperature).softmax(1)
         if self.prior is None:
             return p
         shares = torch.full_like(p[0], 1 / p.shape[1])
@@ -91,7 +91,7 @@ class Bench:
         net = self.make_net(outputs)
         sites, twin = self.make_sites(net), self.make_twin(net)
         naive, descent = Naive(twin, sites.means, **options), self.make_optimizer(twin, "sgd", 0.03)
-        chosen = {**OFF, "diversity": 1.0, **options}
+        chosen = {**OFF, "diversity_weight": 1.0, **options}
         adapter = ttvd.TTVD(net, sites, lr=0.03, tau=naive.tau, gamma=1.0, **chosen)
         for x in self.make_stream(8, 5, 1, 6):
             quiet = adapter.predict(x)
@@ -111,20 +111,26 @@ def bench(request: pytest.FixtureRequest) -> Bench:
     return Bench(**{name: request.getfixturevalue(name) for name in Bench.__dataclass_fields__})
 
 
-ALL: dict[str, Any] = {"known": 0.7, "ratio": 0.3, "prior": 2.0, "soften": 1.3, "full_step": 6}
+ALL: dict[str, Any] = {
+    "rotation_weight": 0.7,
+    "slr_weight": 0.3,
+    "prior": 2.0,
+    "output_temperature": 1.3,
+    "reference_batch_size": 6,
+}
 
 
 @pytest.mark.parametrize("name", ALL)
 def test_each_option_alone(name: str, bench: Bench) -> None:
-    bench.run(12, structure="cipd", filter=True, **{name: ALL[name]})
+    bench.run(12, structure="cipd", agreement_filter=True, **{name: ALL[name]})
 
 
 @pytest.mark.parametrize("filtered", [True, False], ids=["filtered", "all kept"])
 @pytest.mark.parametrize("structure", ["vd", "civd", "pd", "cipd"])
 @pytest.mark.parametrize("outputs", [12, 3], ids=["joint head", "plain head"])
 def test_all_options_together(outputs: int, structure: str, filtered: bool, bench: Bench) -> None:
-    options = ALL if outputs == 12 else {**ALL, "known": 0.0}
-    bench.run(outputs, structure=structure, filter=filtered, **options)
+    options = ALL if outputs == 12 else {**ALL, "rotation_weight": 0.0}
+    bench.run(outputs, structure=structure, agreement_filter=filtered, **options)
 
 
 def differing(one: ttvd.TTVD, other: ttvd.TTVD) -> float:
@@ -133,7 +139,7 @@ def differing(one: ttvd.TTVD, other: ttvd.TTVD) -> float:
 
 
 UNTAUGHT: list[tuple[str, dict[str, Any]]] = [
-    *((objective, {"soften": 2.0}) for objective in ("consensus", "entropy", "joint")),
+    *((objective, {"output_temperature": 2.0}) for objective in ("consensus", "entropy", "joint")),
     *((objective, {"prior": 3.0}) for objective in ("entropy", "joint")),
 ]
 
@@ -143,12 +149,12 @@ def test_what_is_done_to_answers_teaches_nothing_but_their_class(
     objective: str, options: dict[str, Any]
 ) -> None:
     """A factor leaves the class as it is, and objectives without a class see nothing of the answer."""
-    plain = make_adapter(objective=objective, diversity=1.0)
-    treated = make_adapter(objective=objective, diversity=1.0, **options)
+    plain = make_adapter(objective=objective, diversity_weight=1.0)
+    treated = make_adapter(objective=objective, diversity_weight=1.0, **options)
     for seed in range(3):
         before, after = plain(images(seed=seed)), treated(images(seed=seed))
         assert (before.softmax(1) - after.softmax(1)).abs().max() > 1e-4
-        if "soften" in options:
+        if "output_temperature" in options:
             torch.testing.assert_close(after, before / 2)
             assert after.softmax(1).amax(1).mean() < before.softmax(1).amax(1).mean()
     assert differing(plain, treated) == 0.0
@@ -156,7 +162,11 @@ def test_what_is_done_to_answers_teaches_nothing_but_their_class(
 
 def test_the_class_that_is_answered_is_learnt() -> None:
     """Where shares change an answer, they change the step; it is that of the answer given as the label."""
-    plain, treated, x = make_adapter(filter=False), make_adapter(filter=False, prior=0.1), images(24)
+    plain, treated, x = (
+        make_adapter(agreement_filter=False),
+        make_adapter(agreement_filter=False, prior=0.1),
+        images(24),
+    )
     label = treated.predict(x).argmax(1)
     assert (plain.predict(x).argmax(1) != label).any(), "no answer was corrected: this shows nothing"
     step = treated.loss(x)
@@ -174,8 +184,8 @@ def test_the_class_that_is_answered_is_learnt() -> None:
 def test_a_smaller_batch_takes_a_smaller_step() -> None:
     """While the size stays, it is the learning rate that is divided; from the full size on nothing changes."""
     for size, share in ((4, 0.5), (1, 0.125), (8, 1.0), (12, 1.0)):
-        scaled = make_adapter(full_step=8, lr=0.01, diversity=1.0)
-        slow = make_adapter(lr=0.01 * share, diversity=1.0)
+        scaled = make_adapter(reference_batch_size=8, lr=0.01, diversity_weight=1.0)
+        slow = make_adapter(lr=0.01 * share, diversity_weight=1.0)
         for seed in range(3):
             scaled(images(size, seed))
             slow(images(size, seed))
@@ -186,11 +196,11 @@ def test_a_smaller_batch_takes_a_smaller_step() -> None:
 
 
 def test_known_rotations_teach_where_the_filter_keeps_nothing() -> None:
-    options: dict[str, Any] = {"diversity": 0.0, "by_need": False}
-    silent, taught = make_adapter(**options), make_adapter(**options, known=1.0)
+    options: dict[str, Any] = {"diversity_weight": 0.0, "adaptive_step": False}
+    silent, taught = make_adapter(**options), make_adapter(**options, rotation_weight=1.0)
     for adapter in (silent, taught):
         adapter._keep = lambda z, logits, out: torch.zeros(len(out), dtype=torch.bool)  # type: ignore[method-assign]
-    fresh = make_adapter(by_need=False)
+    fresh = make_adapter(adaptive_step=False)
     silent(images())
     taught(images())
     assert float(silent.kept) == 0.0
@@ -200,7 +210,7 @@ def test_known_rotations_teach_where_the_filter_keeps_nothing() -> None:
 
 
 def test_known_rotations_become_better_known() -> None:
-    adapter = make_adapter(filter=True, diversity=0.0, known=3.0, lr=0.02)
+    adapter = make_adapter(agreement_filter=True, diversity_weight=0.0, rotation_weight=3.0, lr=0.02)
     x = images(16)
 
     def miss() -> float:
@@ -218,11 +228,13 @@ def test_known_rotations_become_better_known() -> None:
     ("name", "rotations"), [("ttvd", True), ("ttvd", False), ("pd", True), ("ttvd-reference", True)]
 )
 def test_the_contract_is_kept_with_all_terms(name: str, rotations: bool) -> None:
-    model, make = make_world(name, rotations=rotations, **(ALL if rotations else {**ALL, "known": 0.0}))
+    model, make = make_world(
+        name, rotations=rotations, **(ALL if rotations else {**ALL, "rotation_weight": 0.0})
+    )
     ttvd.check_adapter(make, model, [images(seed=seed) for seed in range(4)])
 
 
-@pytest.mark.parametrize("options", [{"filter": False, **ALL}, {}], ids=["all terms", "default"])
+@pytest.mark.parametrize("options", [{"agreement_filter": False, **ALL}, {}], ids=["all terms", "default"])
 @pytest.mark.parametrize("scale", [1e-4, 1.0, 1e4])
 def test_single_images_and_heads_of_any_size_stay_finite(
     scale: float,

@@ -19,12 +19,12 @@ from ttvd.testing import make_world
 BOUNDED = settings(deadline=None, derandomize=True, max_examples=40)
 SEEDS = st.integers(0, 2**16)
 OFF: dict[str, Any] = {
-    "diversity": 0.0,
-    "known": 0.0,
-    "ratio": 0.0,
+    "diversity_weight": 0.0,
+    "rotation_weight": 0.0,
+    "slr_weight": 0.0,
     "prior": None,
-    "soften": 1.0,
-    "full_step": 1,
+    "output_temperature": 1.0,
+    "reference_batch_size": 1,
     "momentum": 0.9,
     "statistics": ttvd.Statistics.batch(),
 }
@@ -166,19 +166,25 @@ def test_the_registry_knows_the_parameters() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"known": -1.0}, "known must be a finite weight of at least 0"),
-        ({"known": math.nan}, "known must be a finite weight"),
-        ({"ratio": math.inf}, "ratio must be a finite weight"),
+        ({"rotation_weight": -1.0}, "rotation_weight must be a finite weight of at least 0"),
+        ({"rotation_weight": math.nan}, "rotation_weight must be a finite weight"),
+        ({"slr_weight": math.inf}, "slr_weight must be a finite weight"),
         ({"prior": 0.0}, "prior must be a positive, finite number of imagined images"),
         ({"prior": math.inf}, "prior must be a positive"),
         ({"prior": "batch"}, "prior must be 'stream', a number of imagined images or None, got 'batch'"),
-        ({"soften": 0.0}, "soften must be positive"),
-        ({"soften": math.inf}, "soften must be positive and finite"),
-        ({"soften": math.nan}, "soften must be positive and finite"),
-        ({"soften": "batch"}, "soften must be 'stream' or a positive number, got 'batch'"),
-        ({"full_step": 0}, "full_step must be at least 1 image"),
-        ({"full_step": 0, "optimizer": "adam"}, "full_step must be at least 1 image"),
-        ({"full_step": 64, "optimizer": "adam"}, "do not depend on its scale: use optimizer='sgd'"),
+        ({"output_temperature": 0.0}, "output_temperature must be positive"),
+        ({"output_temperature": math.inf}, "output_temperature must be positive and finite"),
+        ({"output_temperature": math.nan}, "output_temperature must be positive and finite"),
+        (
+            {"output_temperature": "batch"},
+            "output_temperature must be 'stream' or a positive number, got 'batch'",
+        ),
+        ({"reference_batch_size": 0}, "reference_batch_size must be at least 1 image"),
+        ({"reference_batch_size": 0, "optimizer": "adam"}, "reference_batch_size must be at least 1 image"),
+        (
+            {"reference_batch_size": 64, "optimizer": "adam"},
+            "do not depend on its scale: use optimizer='sgd'",
+        ),
     ],
 )
 def test_options_that_cannot_be_meant(options: dict[str, Any], message: str) -> None:
@@ -189,5 +195,5 @@ def test_options_that_cannot_be_meant(options: dict[str, Any], message: str) -> 
 @pytest.mark.parametrize("name", ["ttvd", "vd", "civd", "pd"])
 def test_known_rotations_need_a_head_that_knows_them(name: str) -> None:
     with pytest.raises(ValueError, match="known needs a head that tells rotations apart"):
-        make_adapter(name, rotations=False, known=0.1)
-    assert make_adapter(name, rotations=False, ratio=0.1)(images()).isfinite().all()
+        make_adapter(name, rotations=False, rotation_weight=0.1)
+    assert make_adapter(name, rotations=False, slr_weight=0.1)(images()).isfinite().all()

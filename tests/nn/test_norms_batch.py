@@ -1,4 +1,4 @@
-"""Norms in company: whatever is forwarded in one block, each does what it does in a block for every forward."""
+"""Norms in norm_batch: whatever is forwarded in one block, each does what it does in a block for every forward."""
 
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -103,7 +103,7 @@ def compare(text: str, drive: Callable[[Net, Call], list[Tensor]]) -> None:
     weigh(*wanted).backward()
     assert_alike(net, twin, *zip(found, wanted, strict=True))
     assert any(not torch.equal(buffer, before[name]) for name, buffer in net.named_buffers())
-    assert all(not part.heard and part.company is None for part in norms_of(net))
+    assert all(not part.heard and part.norm_batch is None for part in norms_of(net))
 
 
 def norms_of(net: nn.Module) -> Iterator[StreamNorm]:

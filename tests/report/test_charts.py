@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from tests.report.fakes import BASIC, fake_study
 from ttvd.bench.compare import Interval
 from ttvd.report.charts import Point, find_front, plot_differences, plot_kept, plot_scores, plot_tradeoff
-from ttvd.report.duels import hold_duels
+from ttvd.report.comparisons import hold_duels
 from ttvd.report.pictures import (
     MOST,
     explain_choice,
@@ -100,14 +100,14 @@ def test_of_many_lines_the_reference_the_controls_and_the_best_are_drawn(results
 
 
 def test_figures_say_in_words_what_they_show(results: Results) -> None:
-    lines, duels = pick_lines(results), hold_duels(results)
+    lines, comparisons = pick_lines(results), hold_duels(results)
     with house_style():
         exhibits = [
             show_stream(results, lines),
             show_each_stream(results, lines),
             show_tradeoffs(results, lines),
             show_reliability(results, lines),
-            show_duels(results, duels, lines),
+            show_duels(results, comparisons, lines),
         ]
     for exhibit in exhibits:
         assert exhibit is not None

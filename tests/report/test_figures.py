@@ -10,13 +10,13 @@ import torch
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure as Canvas
 
-from tests.bench.colours import make_recipe, make_supply
+from tests.bench.colours import make_recipe, make_resources
 from ttvd.bench.figures import make_figure
 from ttvd.bench.figures.values import PlaneData, pack, unpack
 from ttvd.bench.recipe import parse_recipe
-from ttvd.bench.setting import Setting
+from ttvd.bench.resources import Resources
 from ttvd.bench.store import Figure
-from ttvd.bench.supply import Supply
+from ttvd.bench.worker_config import WorkerConfig
 from ttvd.geometry import Diagram
 from ttvd.nn.split import SplitModel, split
 from ttvd.report import planes
@@ -35,24 +35,24 @@ BOX: Box = (-2.0, -2.0, 2.0, 2.0)
 
 
 @pytest.fixture(scope="module")
-def supply(tmp_path_factory: pytest.TempPathFactory) -> Supply:
-    return make_supply(tmp_path_factory.mktemp("model"))
+def resources(tmp_path_factory: pytest.TempPathFactory) -> Resources:
+    return make_resources(tmp_path_factory.mktemp("model"))
 
 
-def make(text: str, supply: Supply) -> Figure:
+def make(text: str, resources: Resources) -> Figure:
     recipe = make_recipe("[[figures]]\n" + text)
-    facts, payload = make_figure(recipe.figures[0], recipe, supply, 0)
+    facts, payload = make_figure(recipe.figures[0], recipe, resources, 0)
     return Figure("01", "colours", json.loads(json.dumps(facts)), payload)
 
 
 @pytest.fixture(scope="module")
-def slices(supply: Supply) -> Figure:
-    return make('kind = "slices"', supply)
+def slices(resources: Resources) -> Figure:
+    return make('kind = "slices"', resources)
 
 
 @pytest.fixture(scope="module")
-def samples(supply: Supply) -> Figure:
-    return make('kind = "samples"\ncount = 3', supply)
+def samples(resources: Resources) -> Figure:
+    return make('kind = "samples"\ncount = 3', resources)
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +62,7 @@ def plane() -> Figure:
         '[[methods]]\nname = "bn"\n[[figures]]\nkind = "plane"\ncheckpoint = "digits-plane"\nlimit = 192\n'
     )
     recipe = parse_recipe(text, "plane")
-    return Figure("01", "plane", *make_figure(recipe.figures[0], recipe, Supply(Setting()), 0))
+    return Figure("01", "plane", *make_figure(recipe.figures[0], recipe, Resources(WorkerConfig()), 0))
 
 
 @pytest.fixture(scope="module")
@@ -77,8 +77,8 @@ def drawn_samples(samples: Figure) -> Exhibit:
     return exhibit
 
 
-def find_model(supply: Supply) -> tuple[SplitModel, Sites]:
-    source = supply.source("tiny")
+def find_model(resources: Resources) -> tuple[SplitModel, Sites]:
+    source = resources.source("tiny")
     assert source.sites is not None
     return split(source.model), source.sites
 
@@ -96,14 +96,14 @@ def label_space(points: Any, parts: SplitModel, sites: Sites) -> dict[str, Any]:
     }
 
 
-def test_cells_of_a_slice_are_those_of_the_space_that_it_cuts(slices: Figure, supply: Supply) -> None:
+def test_cells_of_a_slice_are_those_of_the_space_that_it_cuts(slices: Figure, resources: Resources) -> None:
     arrays = unpack(slices.payload)
     view = Slice(dict(slices.description), arrays)
     box = view.box("bn", "source")
     xs, ys = np.linspace(box[0], box[2], RESOLUTION), np.linspace(box[1], box[3], RESOLUTION)
     rows, columns = np.random.default_rng(0).integers(RESOLUTION, size=(2, 4000))
     points = arrays["origin"] + np.stack([xs[columns], ys[rows]], 1) @ arrays["axes"]
-    for name, expected in label_space(points, *find_model(supply)).items():
+    for name, expected in label_space(points, *find_model(resources)).items():
         found = view.grid(name, box).values[rows, columns]
         assert np.mean(found == expected.numpy()) > 0.999, name
         assert len(np.unique(found)) > 1

@@ -52,7 +52,7 @@ def test_the_same_bytes_each_time(folder: Path) -> None:
 
 def test_what_has_no_rows_any_more_goes(folder: Path) -> None:
     rows = pack(folder, "sizes", SIZES)
-    (folder / "notes.md").write_bytes("# Von Hand geschrieben: f\xfcr mich\n".encode("latin-1"))
+    (folder / "notes.md").write_bytes("# Von RayWorker geschrieben: f\xfcr mich\n".encode("latin-1"))
     (folder / "figures").mkdir()
     (folder / "figures" / "drawn.svg").write_text("<svg/>", encoding="utf-8")
     write_results(folder)

@@ -11,10 +11,10 @@ from ttvd.bench.engines.events import Broken, Engine, Event, Finished, Noted, Pa
 from ttvd.bench.figures import check_figures
 from ttvd.bench.interrupt import Interrupt, postpone_interrupts
 from ttvd.bench.recipe import Recipe, plan
-from ttvd.bench.setting import Setting
+from ttvd.bench.resources import Resources
 from ttvd.bench.spec import Member, Spec
 from ttvd.bench.store import Owner, Store
-from ttvd.bench.supply import Supply
+from ttvd.bench.worker_config import WorkerConfig
 
 Plan = tuple[Recipe, Sequence[Member]]
 _RENEW_EVERY = 10.0  # seconds; a claim lives for 120 s without it
@@ -63,7 +63,7 @@ def run_grid(
     recipe: Recipe | Sequence[Recipe],
     store: Store,
     engine: Engine,
-    setting: Setting,
+    setting: WorkerConfig,
     *,
     watch: Watcher | None = None,
 ) -> Outcome:
@@ -89,21 +89,21 @@ def run_grid(
     return run_plans(plans, store, engine, setting, shared=shared, watch=watch)
 
 
-def make_plans(recipes: Iterable[Recipe], setting: Setting) -> tuple[list[Plan], Shared]:
+def make_plans(recipes: Iterable[Recipe], setting: WorkerConfig) -> tuple[list[Plan], Shared]:
     """The runs of recipes, all checked, and the test sets that were loaded for it, which workers can share."""
-    supply = Supply(replace(setting, device="cpu"))  # to plan, no other is needed
+    resources = Resources(replace(setting, device="cpu"))  # to plan, no other is needed
     plans: list[Plan] = []
     for recipe in recipes:
-        plans.append((recipe, plan(recipe, supply)))
-        check_figures(recipe, supply)
-    return plans, supply.shared()
+        plans.append((recipe, plan(recipe, resources)))
+        check_figures(recipe, resources)
+    return plans, resources.shared()
 
 
 def run_plans(
     plans: Iterable[Plan],
     store: Store,
     engine: Engine,
-    setting: Setting,
+    setting: WorkerConfig,
     *,
     shared: Shared | None = None,
     watch: Watcher | None = None,
@@ -135,7 +135,7 @@ class _Driver:
         self._started, self._renew_at = time.time(), 0.0
         self._said = False
 
-    def drive(self, engine: Engine, setting: Setting, shared: Shared) -> Outcome:
+    def drive(self, engine: Engine, setting: WorkerConfig, shared: Shared) -> Outcome:
         if self._watch is not None:
             self._watch.begin(list(self._missing.values()), self._skipped)
         if not self._missing:
@@ -151,7 +151,7 @@ class _Driver:
             raise Interrupted(self._sum_up())
         return self._sum_up()
 
-    def _follow(self, engine: Engine, setting: Setting, shared: Shared, interrupt: Interrupt) -> None:
+    def _follow(self, engine: Engine, setting: WorkerConfig, shared: Shared, interrupt: Interrupt) -> None:
         events = engine.run(self._offer(), setting, shared)
         with closing(events):
             for event in events:

@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ttvd.bench.fingerprints import check_method, check_origin
 from ttvd.bench.memory import watch_memory
-from ttvd.bench.origin import check_method, check_origin
+from ttvd.bench.resources import Resources
 from ttvd.bench.run import Row, run
 from ttvd.bench.spec import Domain, Facts, Run, Spec
-from ttvd.bench.supply import Supply
 from ttvd.data import streams
 from ttvd.data.prefetch import prefetch
 from ttvd.data.sets import ImageFolder
@@ -40,19 +40,19 @@ ORDERS: dict[str, Callable[..., Order]] = {
 }
 
 
-def execute(spec: Spec, supply: Supply, progress: Callable[[int, int], None] | None = None) -> Run:
+def execute(spec: Spec, resources: Resources, progress: Callable[[int, int], None] | None = None) -> Run:
     """Do a run.
 
     Args:
         spec: What to do.
-        supply: Where its parts come from.
+        resources: Where its parts come from.
         progress: Called with the number of batches done and of all batches.
     """
-    check_origin(spec, supply)
-    order = make_order(spec, supply)
+    check_origin(spec, resources)
+    order = make_order(spec, resources)
     batches = cut_order(spec, order)
-    labels = supply.labels(spec)
-    restriction = supply.restriction(spec.data)
+    labels = resources.labels(spec)
+    restriction = resources.restriction(spec.data)
     done = 0
 
     def advance(_: Row) -> None:
@@ -61,13 +61,13 @@ def execute(spec: Spec, supply: Supply, progress: Callable[[int, int], None] | N
         if progress is not None:
             progress(done, len(batches))
 
-    with supply.adapters.lend(identify_adapter(spec), lambda: build_adapter(spec, supply)) as lent:
+    with resources.adapters.lend(identify_adapter(spec), lambda: build_adapter(spec, resources)) as lent:
         started = time.time()
-        where = supply.prepare(spec)  # so that the memory which is measured is that of the adapter's work
-        with watch_memory(supply.device) as peak:
+        where = resources.prepare(spec)  # so that the memory which is measured is that of the adapter's work
+        with watch_memory(resources.device) as peak:
             record = run(
                 lent.adapter,
-                _stream(spec, supply, batches, labels, where),
+                _stream(spec, resources, batches, labels, where),
                 progress=advance,
                 domains=[0 if spec.join == "mixed" else int(rows[0, 0]) for rows in batches],
                 oracle=spec.steps if spec.selection == "oracle" else 0,
@@ -76,27 +76,27 @@ def execute(spec: Spec, supply: Supply, progress: Callable[[int, int], None] | N
             )
         taken = lent.correct_peak(min(spec.batch_size, len(order)), peak.bytes)
         compiled = is_compiled(lent.adapter)
-    return Run(spec, record, _state_facts(spec, supply, order, started, taken, compiled=compiled))
+    return Run(spec, record, _state_facts(spec, resources, order, started, taken, compiled=compiled))
 
 
 def identify_adapter(spec: Spec) -> tuple[Hashable, ...]:
     """All that decides what :func:`build_adapter` makes; runs for which it is the same can share an adapter."""
-    # The set decides on ingredients, and on the size of images, which a memory settles on.
+    # The set decides on requirements, and on the size of images, which a memory settles on.
     model = spec.checkpoint, spec.weights, spec.data, spec.sites, spec.views, spec.precision
     method = spec.method, spec.revision, json.dumps(dict(spec.parameters), sort_keys=True)
     # The last two decide nothing but how much memory the steps of a run take.
     return *model, *method, spec.selection, spec.episodic
 
 
-def build_adapter(spec: Spec, supply: Supply) -> Adapter:
+def build_adapter(spec: Spec, resources: Resources) -> Adapter:
     """The adapter of a run, fresh; an episodic run resets it itself."""
-    check_method(spec, supply)
-    method, source = find_method(spec.method), supply.source(spec.checkpoint)
-    made = supply.ingredients(method, spec.checkpoint, spec.data, spec.sites, spec.views)
+    check_method(spec, resources)
+    method, source = find_method(spec.method), resources.source(spec.checkpoint)
+    made = resources.requirements(method, spec.checkpoint, spec.data, spec.sites, spec.views)
     parameters = {name: _from_plain(name, value) for name, value in spec.parameters.items()}
     adapter = create(spec.method, fit_to_method(source, method, spec.views), **made, **parameters)
-    adapter = adapter.to(supply.device)
-    half, compiled = spec.precision == "bfloat16", supply.setting.compiled
+    adapter = adapter.to(resources.device)
+    half, compiled = spec.precision == "bfloat16", resources.setting.compiled
     if half or compiled:
         precision: Precision = "bfloat16" if half else "float32"
         adapter.accelerate(precision=precision, channels_last=half, compile=compiled)
@@ -119,9 +119,9 @@ def _from_plain(name: str, value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
-def make_order(spec: Spec, supply: Supply) -> Order:
+def make_order(spec: Spec, resources: Resources) -> Order:
     """Rows (n, 2) of domain and image, in the order of the stream."""
-    labels = supply.labels(spec).numpy()
+    labels = resources.labels(spec).numpy()
     # Each domain of a stream has an order of its own; the first has that of a stream of its own.
     orders = [
         ORDERS[spec.stream](labels, spec.seed + 1000 * number, **spec.options)
@@ -139,7 +139,7 @@ def cut_order(spec: Spec, order: Order) -> list[Order]:
 
 
 def _stream(
-    spec: Spec, supply: Supply, batches: list[Order], labels: Tensor, where: torch.device
+    spec: Spec, resources: Resources, batches: list[Order], labels: Tensor, where: torch.device
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Batches of images and labels; one of several domains keeps the order of its rows.
 
@@ -151,35 +151,39 @@ def _stream(
     parts = [np.unique(rows[:, 0], return_counts=True) for rows in batches]
     index = torch.from_numpy(np.concatenate([rows[way, 1] for rows, way in zip(batches, ways, strict=True)]))
     pieces = iter(index.to(where).split([int(count) for _, counts in parts for count in counts]))
-    backs = torch.from_numpy(np.concatenate([way.argsort() for way in ways])).to(supply.device).split(sizes)
-    truths = labels[torch.from_numpy(np.concatenate(batches)[:, 1])].to(supply.device).split(sizes)
+    backs = (
+        torch.from_numpy(np.concatenate([way.argsort() for way in ways])).to(resources.device).split(sizes)
+    )
+    truths = labels[torch.from_numpy(np.concatenate(batches)[:, 1])].to(resources.device).split(sizes)
     asked = [(spec.domains[number], next(pieces)) for numbers, _ in parts for number in numbers]
-    with closing(_load(spec, supply, asked)) as found:
+    with closing(_load(spec, resources, asked)) as found:
         for (numbers, _), back, truth in zip(parts, backs, truths, strict=True):
             images = [next(found) for _ in numbers]
             yield (images[0] if len(images) == 1 else torch.cat(images).index_select(0, back)), truth
 
 
 def _load(
-    spec: Spec, supply: Supply, asked: Sequence[tuple[Domain, Tensor]]
+    spec: Spec, resources: Resources, asked: Sequence[tuple[Domain, Tensor]]
 ) -> Generator[Tensor, None, None]:
     """Images of one domain after another; for an accelerator, pictures on the disk are decoded ahead."""
-    folders = [base for domain, _ in asked if isinstance(base := supply.base(spec.data, domain), ImageFolder)]
+    folders = [
+        base for domain, _ in asked if isinstance(base := resources.base(spec.data, domain), ImageFolder)
+    ]
     if len(folders) < len(asked):
-        yield from (supply.batch(spec, domain, index) for domain, index in asked)
+        yield from (resources.batch(spec, domain, index) for domain, index in asked)
         return
-    rows = [supply.rows(spec)[index] for _, index in asked]
+    rows = [resources.rows(spec)[index] for _, index in asked]
     # On a processor, threads that decode would slow down the steps that are timed.
-    workers = 0 if supply.device.type == "cpu" else None
+    workers = 0 if resources.device.type == "cpu" else None
     ahead = _AHEAD * (len(spec.domains) if spec.join == "mixed" else 1)  # a batch may be in as many pieces
     requests = zip(folders, rows, strict=True)
-    with closing(prefetch(requests, supply.device, workers=workers, ahead=ahead)) as pictures:
+    with closing(prefetch(requests, resources.device, workers=workers, ahead=ahead)) as pictures:
         for (domain, _), places, images in zip(asked, rows, pictures, strict=True):
-            yield supply.apply(spec, domain, images, places)
+            yield resources.apply(spec, domain, images, places)
 
 
 def _state_facts(
-    spec: Spec, supply: Supply, order: Order, started: float, peak: int | None, *, compiled: bool
+    spec: Spec, resources: Resources, order: Order, started: float, peak: int | None, *, compiled: bool
 ) -> Facts:
     method = find_method(spec.method)
     times = spec.views * int(spec.parameters.get("steps") or 1)
@@ -187,7 +191,7 @@ def _state_facts(
         times *= spec.steps
     return Facts(
         order=streams.order_hash(order),
-        device=_name_device(supply.device),
+        device=_name_device(resources.device),
         threads=torch.get_num_threads(),
         versions=_list_versions() | ({"compiled": "inductor"} if compiled else {}),
         started=started,

@@ -12,7 +12,7 @@ KEPT = 4
 """Adapters that are kept between runs; the one that was not used for longest goes."""
 
 
-class Lent:
+class CachedAdapter:
     """An adapter as a run has it.
 
     Attributes:
@@ -53,10 +53,10 @@ class Adapters:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._kept: OrderedDict[Hashable, Lent] = OrderedDict()
+        self._kept: OrderedDict[Hashable, CachedAdapter] = OrderedDict()
 
     @contextmanager
-    def lend(self, key: Hashable, build: Callable[[], Adapter]) -> Iterator[Lent]:
+    def lend(self, key: Hashable, build: Callable[[], Adapter]) -> Iterator[CachedAdapter]:
         """An adapter as if just built. That of a run which fails is not used again.
 
         Args:
@@ -66,7 +66,7 @@ class Adapters:
         lent = self._kept.pop(key, None)
         if lent is None:
             self._shrink(KEPT - 1)  # before, so that there is room for the new one
-            lent = Lent(build())
+            lent = CachedAdapter(build())
         else:
             lent.adapter.renew()
         yield lent

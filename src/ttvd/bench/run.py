@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ttvd.bench.answers import Answer, Clock, Score, Scores
+from ttvd.bench.scoring import Answer, Clock, Score, Scores
 from ttvd.methods.adapter import Adapter
 from ttvd.metrics import RunningMetrics
 from ttvd.nn.norms import follows_stream, settled_stream

@@ -11,9 +11,9 @@ if TYPE_CHECKING:
     from ttvd.bench.engines import Engine
     from ttvd.bench.grid import Outcome, Plan
     from ttvd.bench.recipe import Recipe
-    from ttvd.bench.setting import Setting
     from ttvd.bench.spec import Spec
     from ttvd.bench.store import Store
+    from ttvd.bench.worker_config import WorkerConfig
 
 _MOST_COLUMNS = 6  # of single domains in the table of a recipe; the page shows all
 
@@ -118,8 +118,8 @@ def _parse_seeds(text: str) -> tuple[int, ...]:
 
 def _make_setting(
     data: Path | None, checkpoints: Path | None, device: str, threads: int, engine: str, compiled: bool
-) -> "Setting":
-    from ttvd.bench.setting import Setting
+) -> "WorkerConfig":
+    from ttvd.bench.worker_config import WorkerConfig
     from ttvd.cli.needs import check_device, require
 
     if engine not in ("local", "ray"):
@@ -133,11 +133,11 @@ def _make_setting(
         check_device(device)
     # Absolute, since workers of a cluster have another working directory.
     folders = data and data.resolve(), checkpoints and checkpoints.resolve()
-    return Setting(*folders, device, threads, compiled)
+    return WorkerConfig(*folders, device, threads, compiled)
 
 
 def _make_engine(
-    engine: str, jobs: int | None, setting: "Setting", address: str | None, gpus: float
+    engine: str, jobs: int | None, setting: "WorkerConfig", address: str | None, gpus: float
 ) -> "Engine":
     import os
 
@@ -157,7 +157,7 @@ def _make_engine(
 
 
 def _run(
-    recipes: "list[Recipe]", path: Path, engine: "Engine", setting: "Setting", console: "Console"
+    recipes: "list[Recipe]", path: Path, engine: "Engine", setting: "WorkerConfig", console: "Console"
 ) -> bool:
     """Do the runs and say what came out; whether some have failed."""
     from contextlib import closing
@@ -192,14 +192,14 @@ def _make_folder(path: Path) -> None:
         ) from error
 
 
-def _make_figures(recipe: "Recipe", store: "Store", setting: "Setting", console: "Console") -> list[str]:
+def _make_figures(recipe: "Recipe", store: "Store", setting: "WorkerConfig", console: "Console") -> list[str]:
     """Make the figures of a recipe that the store does not have; what went wrong, with the traceback."""
     from dataclasses import replace
 
     import torch
 
     from ttvd.bench.figures import make_figures
-    from ttvd.bench.supply import Supply
+    from ttvd.bench.resources import Resources
 
     if not recipe.figures:
         return []
@@ -208,7 +208,7 @@ def _make_figures(recipe: "Recipe", store: "Store", setting: "Setting", console:
     with console.status("Making figures") as status:
         made = make_figures(
             recipe,
-            Supply(setting),
+            Resources(setting),
             store,
             lambda name: status.update(f"Making figure {name} of {recipe.name}"),
         )

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from rich.progress import TaskID
 
     from ttvd.bench.engines import Event
-    from ttvd.bench.pace import Pace
+    from ttvd.bench.progress import Pace
     from ttvd.bench.spec import Spec
 
 
@@ -37,7 +37,7 @@ class Lines:
 
     def begin(self, missing: Sequence[Spec], skipped: int) -> None:
         """Say how much there is to do."""
-        from ttvd.bench.pace import Pace
+        from ttvd.bench.progress import Pace
 
         self._specs = {spec.key: spec for spec in missing}
         self._pace = Pace(missing)

@@ -17,7 +17,7 @@ _SEEN = ("training", "_parameters", "_buffers", "_modules")
 _get_tables = itemgetter(*_SEEN[1:])
 
 
-class Traits:
+class GraphGuard:
     """The attributes of a module and all below it, the places of their tensors, and torch's switches.
 
     Attributes are compared by identity, and held, so that nothing else can take their place in memory. Looking at them
@@ -29,11 +29,11 @@ class Traits:
 
     Example:
         >>> layer = nn.Linear(2, 2)
-        >>> traits = Traits(layer, "cpu")
-        >>> traits.hold()
+        >>> guard = GraphGuard(layer, "cpu")
+        >>> guard.is_valid()
         True
         >>> layer.scale = 0.5
-        >>> traits.hold()
+        >>> guard.is_valid()
         False
     """
 
@@ -52,7 +52,7 @@ class Traits:
         self._tensors = [value for value in self._values if isinstance(value, Tensor)]
         self._places = self._find_places()
 
-    def hold(self) -> bool:
+    def is_valid(self) -> bool:
         """Whether everything is as it was."""
         try:
             return (

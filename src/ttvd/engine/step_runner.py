@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ttvd.engine.acceleration import eager_networks, is_of_compiler
 from ttvd.engine.cuda_graphs import capturing, refusing_to_wait
-from ttvd.engine.graph_guard import Traits, has_hooks
+from ttvd.engine.graph_guard import GraphGuard, has_hooks
 from ttvd.engine.state import lay_out
 from ttvd.engine.step_inputs import Plan, send
 
@@ -36,7 +36,7 @@ class Steps:
     """Runs the steps of an adapter: the first one of each shape as it is written, later ones as CUDA graphs.
 
     So a short last batch never costs a recording. A graph is dropped when anything that the step depends on has
-    changed (:class:`~ttvd.engine.graph_guard.Traits`), and is not copied or saved with the adapter. A step that cannot
+    changed (:class:`~ttvd.engine.graph_guard.GraphGuard`), and is not copied or saved with the adapter. A step that cannot
     be recorded runs as it is written, after one warning that says why; so does one at which the compiler fails.
 
     Attributes:
@@ -57,7 +57,7 @@ class Steps:
 
     def forget(self) -> None:
         """Drop all graphs."""
-        self._traits: Traits | None = None
+        self._guard: GraphGuard | None = None
         self._compiled: set[Key] = set()
         self._shapes: OrderedDict[Key, Recording | None] = OrderedDict()
 
@@ -70,17 +70,17 @@ class Steps:
         )
         if not (wanted or adapter.compiled):
             return _take(adapter, x, plan, checked)
-        self._check_traits(adapter, x.device.type)
+        self._check_guard(adapter, x.device.type)
         if key not in self._shapes:
             with eager_networks(adapter.compiled):
                 out = _take(adapter, x, plan, checked)
-            self._check_traits(adapter, x.device.type)  # a first step may settle things
+            self._check_guard(adapter, x.device.type)  # a first step may settle things
             self._remember(key, None)
             return out
         if (recording := self._shapes[key]) is None:
             if adapter.compiled and lay_out(adapter):
                 self.forget()  # of other shapes: their graphs know the old places
-                self._check_traits(adapter, x.device.type)
+                self._check_guard(adapter, x.device.type)
 
             def go() -> tuple[Recording | None, Tensor]:
                 new = self._record(adapter, x, plan) if wanted else None
@@ -92,11 +92,11 @@ class Steps:
         self._remember(key, recording)
         return out
 
-    def _check_traits(self, adapter: Adapter, device_type: str) -> None:
+    def _check_guard(self, adapter: Adapter, device_type: str) -> None:
         """Forget everything if the adapter is not what it was."""
-        if self._traits is None or not self._traits.hold():
+        if self._guard is None or not self._guard.is_valid():
             self.forget()
-            self._traits = Traits(adapter, device_type)
+            self._guard = GraphGuard(adapter, device_type)
 
     def _remember(self, key: Key, recording: Recording | None) -> None:
         self._shapes[key] = recording
@@ -197,7 +197,7 @@ class Recording:
 
     def _warm_up(self, adapter: Adapter, stream: torch.cuda.Stream) -> None:
         """Take steps that are undone: what is set up at a first step must be there before the recording."""
-        before, kept, traits = adapter.snapshot(), adapter.kept.clone(), Traits(adapter, "cuda")
+        before, kept, guard = adapter.snapshot(), adapter.kept.clone(), GraphGuard(adapter, "cuda")
         attributes = [(vars(module), dict(vars(module))) for module in adapter.modules()]
         stream.wait_stream(torch.cuda.current_stream(self._x.device))
         try:
@@ -209,7 +209,7 @@ class Recording:
             torch.cuda.current_stream(self._x.device).wait_stream(stream)
             adapter.restore(before)
             adapter.kept.copy_(kept)
-            changed = not traits.hold()
+            changed = not guard.is_valid()
             for own, old in attributes:
                 own.update(old)
         if changed:

@@ -10,7 +10,7 @@ from ttvd.methods.adapter import Timing
 from ttvd.methods.gradient import GradientAdapter, Step
 from ttvd.methods.registry import register
 from ttvd.methods.shared.augmentations import augment, generator_on
-from ttvd.methods.shared.random_state import Dice
+from ttvd.methods.shared.random_state import RandomState
 from ttvd.nn.norms import Statistics, apply_statistics, select_parameters
 from ttvd.nn.split import shared_copy
 
@@ -101,7 +101,7 @@ class CoTTA(GradientAdapter):
             raise ValueError(f"agreement must be 'teacher' or 'symmetric', got {agreement!r}")
         self.views, self.threshold, self.agreement = views, threshold, agreement
         self.alpha, self.restore_share = alpha, restore
-        self.dice = Dice(seed)
+        self.random_state = RandomState(seed)
         policy = statistics or Statistics.batch()
         if policy.follows:
             raise ValueError(
@@ -128,7 +128,7 @@ class CoTTA(GradientAdapter):
     def take_step(self, x: Tensor) -> Step:
         """A gradient step; the teacher follows, and some weights go back to the source."""
         step = super().take_step(x)
-        with torch.no_grad(), self.dice.roll() as generator:
+        with torch.no_grad(), self.random_state.generator() as generator:
             local = generator_on(x.device, generator)
             three = (network.parameters() for network in (self.model, self.teacher, self.source))
             for weight, slow, source in zip(*three, strict=True):
@@ -143,5 +143,5 @@ class CoTTA(GradientAdapter):
         confidence = upcast(self.source(x)).softmax(1).amax(1).mean()
         if confidence >= self.threshold:
             return self.output(x)
-        with self.dice.roll() as generator:
+        with self.random_state.generator() as generator:
             return torch.stack([self.output(augment(x, generator)) for _ in range(self.views)]).mean(0)

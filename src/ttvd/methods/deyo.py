@@ -15,7 +15,7 @@ from ttvd.methods.gradient import GradientAdapter, Step
 from ttvd.methods.registry import register
 from ttvd.methods.sar import LAST_LAYERS
 from ttvd.methods.shared.losses import entropy, mean_over
-from ttvd.methods.shared.random_state import Dice
+from ttvd.methods.shared.random_state import RandomState
 from ttvd.nn.norms import Statistics
 
 
@@ -89,7 +89,7 @@ class DeYO(GradientAdapter):
         torch.Size([8, 2])
     """
 
-    planned = ("dice",)
+    planned = ("random_state",)
 
     def __init__(
         self,
@@ -123,7 +123,7 @@ class DeYO(GradientAdapter):
                 f"got {margin}, {drop} and {patches}"
             )
         self.margin, self.drop, self.pivot, self.patches = margin, drop, pivot, patches
-        self.dice = Dice(seed)
+        self.random_state = RandomState(seed)
 
     def plan(self, x: Tensor) -> Plan:
         """Draw an order of patches for each image and step."""
@@ -134,7 +134,7 @@ class DeYO(GradientAdapter):
             )
         orders = []
         for _ in range(self.steps):
-            with self.dice.roll() as generator:
+            with self.random_state.generator() as generator:
                 orders.append(torch.rand(len(x), self.patches**2, generator=generator).argsort(1))
         return Plan(draws=tuple(orders))
 

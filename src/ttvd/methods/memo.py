@@ -11,7 +11,7 @@ from ttvd.methods.adapter import Adapter
 from ttvd.methods.registry import register
 from ttvd.methods.shared.augmix import augmix
 from ttvd.methods.shared.losses import differentiate, entropy
-from ttvd.methods.shared.random_state import Dice
+from ttvd.methods.shared.random_state import RandomState
 from ttvd.nn.norms import Statistics
 
 
@@ -30,7 +30,7 @@ class MEMO(Adapter):
     and is predicted with the changed weights, which are then forgotten.
 
     Works with batch, group and layer norm and with any batch size: images do not see each other. Batch norms mix the
-    source statistics with those of the views (at the prediction: of the image) at ``prior``. Nothing but the dice
+    source statistics with those of the views (at the prediction: of the image) at ``prior``. Nothing but the random_state
     changes from image to image. ``predict`` shows what the model says of each image without a step.
 
     Deviations from the authors' code: see :func:`~ttvd.methods.shared.augmix.augmix`; the batch variance is the biased one.
@@ -69,7 +69,7 @@ class MEMO(Adapter):
                 f"steps and views must be at least 1 and lr at least 0, got {steps}, {views} and {lr}"
             )
         self.lr, self.steps, self.views = lr, steps, views
-        self.dice = Dice(seed)
+        self.random_state = RandomState(seed)
 
     def output(self, x: Tensor) -> Tensor:
         """Logits of each image by itself, without a step."""
@@ -82,7 +82,7 @@ class MEMO(Adapter):
     def _adapt_to(self, image: Tensor) -> Tensor:
         weights = {name: p.detach() for name, p in self.model.named_parameters()}
         for _ in range(self.steps):
-            with self.dice.roll() as generator:
+            with self.random_state.generator() as generator:
                 views = augmix(image, self.views, generator)
             weights |= self._step(weights, views)
         with torch.no_grad():

@@ -12,7 +12,7 @@ from ttvd.engine.step_inputs import Plan
 from ttvd.methods.gradient import Step
 from ttvd.methods.registry import register
 from ttvd.methods.shared.memory import Clock, Memory, MemoryAdapter
-from ttvd.methods.shared.random_state import Dice
+from ttvd.methods.shared.random_state import RandomState
 from ttvd.nn.instance_norm import InstanceAwareBatchNorm2d
 from ttvd.nn.norms import Statistics
 from ttvd.nn.split import count_classes
@@ -94,7 +94,7 @@ class NOTE(MemoryAdapter):
     """
 
     memory: BalancedReservoir
-    planned = ("clock", "dice")
+    planned = ("clock", "random_state")
 
     def __init__(
         self,
@@ -122,14 +122,14 @@ class NOTE(MemoryAdapter):
                 layer.momentum = alpha
         self.memory = BalancedReservoir(capacity, count_classes(model), self.probe)
         self.clock = Clock(period)
-        self.dice = Dice(seed)
+        self.random_state = RandomState(seed)
 
     def plan(self, x: Tensor) -> Plan:
         """Cut the batch where updates fall into it, and draw the lots of the memory."""
         self.memory.make_room(tuple(x.shape[1:]))  # another size is refused before anything has changed
         pieces, lots = [], []
         for part, due in self.clock.pieces(len(x)):
-            with self.dice.roll() as generator:
+            with self.random_state.generator() as generator:
                 lots.append(torch.rand(part.stop - part.start, 1 + self.memory.capacity, generator=generator))
             held = min(int(self.clock.count), self.memory.capacity)  # places fill in order
             pieces.append((part.start, part.stop, held if due else 0))

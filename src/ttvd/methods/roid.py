@@ -10,7 +10,7 @@ from ttvd.methods.gradient import GradientAdapter, Step
 from ttvd.methods.registry import register
 from ttvd.methods.shared.augmentations import augment
 from ttvd.methods.shared.losses import entropy
-from ttvd.methods.shared.random_state import Dice
+from ttvd.methods.shared.random_state import RandomState
 from ttvd.nn.norms import Statistics, apply_statistics, following_stream
 from ttvd.nn.split import count_classes, shared_copy
 
@@ -97,7 +97,7 @@ class ROID(GradientAdapter):
                 f"got {temperature}, {alpha} and {beta}"
             )
         self.temperature, self.alpha, self.beta, self.batch_size = temperature, alpha, beta, batch_size
-        self.dice = Dice(seed)
+        self.random_state = RandomState(seed)
         self.source = apply_statistics(shared_copy(model, set()), statistics or Statistics.batch()).eval()
         classes = count_classes(model)
         self.register_buffer("mean", self.probe.new_full((classes,), 1.0 / classes, requires_grad=False))
@@ -111,7 +111,7 @@ class ROID(GradientAdapter):
         logits = upcast(self.model(x))
         weights = weigh_samples(logits.detach(), self.mean, self.temperature)
         self.mean.lerp_(logits.detach().softmax(1).mean(0).to(self.mean.dtype), 1.0 - self.beta)
-        with self.dice.roll() as generator:
+        with self.random_state.generator() as generator:
             changed = augment(x, generator, padding="reflection", degrade=False)
         with following_stream(self.model, False):  # averages learn from the images, not from changed ones
             others = upcast(self.model(changed))

@@ -13,7 +13,7 @@ from ttvd.methods.registry import register
 from ttvd.methods.shared.augmentations import augment
 from ttvd.methods.shared.losses import entropy
 from ttvd.methods.shared.memory import Clock, Memory, MemoryAdapter
-from ttvd.methods.shared.random_state import Dice
+from ttvd.methods.shared.random_state import RandomState
 from ttvd.nn.norms import Statistics, StreamNorm, apply_statistics, following_stream, select_parameters
 from ttvd.nn.split import shared_copy
 
@@ -127,7 +127,7 @@ class RoTTA(MemoryAdapter):
         self._averages |= {f"teacher.{name}" for name in averages}
         self.memory = BalancedMemory(capacity, self.probe, timeliness, uncertainty)
         self.clock = Clock(period)
-        self.dice = Dice(seed)
+        self.random_state = RandomState(seed)
 
     def output(self, x: Tensor) -> Tensor:
         """Logits of the teacher, normalised by its averages alone."""
@@ -153,7 +153,7 @@ class RoTTA(MemoryAdapter):
 
     def loss(self, x: Tensor) -> Step:
         """Cross-entropy between the teacher on images of the memory and the student on augmentations of them."""
-        with torch.no_grad(), self.dice.roll() as generator:
+        with torch.no_grad(), self.random_state.generator() as generator:
             target = upcast(self.teacher(x)).softmax(1)
             strong = augment(x, generator)
         logits = upcast(self.model(strong))

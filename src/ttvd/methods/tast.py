@@ -9,7 +9,7 @@ from ttvd.engine.optimizers import build_optimizer
 from ttvd.methods.adapter import Adapter, Timing
 from ttvd.methods.registry import register
 from ttvd.methods.shared.losses import differentiate
-from ttvd.methods.shared.prototypes import Jury, divergence
+from ttvd.methods.shared.prototypes import PrototypeEnsemble, divergence
 from ttvd.methods.shared.supports import FeatureSupports
 from ttvd.nn.norms import Statistics
 from ttvd.nn.split import SplitModel, split
@@ -148,9 +148,9 @@ class TAST(Adapter):
         return out.log()
 
     @property
-    def _jury(self) -> Jury:
+    def _jury(self) -> PrototypeEnsemble:
         known = self.memory
-        return Jury(known.items, known.present, known.means, known.lengths, self.heads, self.tau)
+        return PrototypeEnsemble(known.items, known.present, known.means, known.lengths, self.heads, self.tau)
 
     def _learn(self, z: Tensor, targets: Tensor) -> None:
         parameters = list(self.heads.parameters())

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from ttvd.methods.adapter import Timing
 from ttvd.methods.gradient import GradientAdapter, Step
 from ttvd.methods.registry import register
-from ttvd.methods.shared.prototypes import Jury, divergence
+from ttvd.methods.shared.prototypes import PrototypeEnsemble, divergence
 from ttvd.methods.shared.supports import Supports
 from ttvd.nn.split import SplitModel, split
 
@@ -92,8 +92,8 @@ class TASTBN(GradientAdapter):
         """Logarithm of what the nearest stored images are taken for."""
         if not bool(self.memory.present.any()):
             return super().output(x)
-        z, jury = self._look(x)
-        return jury.ask(z, self.k)[1].log()
+        z, ensemble = self._look(x)
+        return ensemble.ask(z, self.k)[1].log()
 
     def adapt(self, x: Tensor) -> Tensor:
         """Store the most certain images, then learn from them."""
@@ -104,9 +104,9 @@ class TASTBN(GradientAdapter):
 
     def loss(self, x: Tensor) -> Step:
         """Divergence from the neighbours' labels."""
-        z, jury = self._look(x)
-        targets, out = jury.ask(z, self.k)
-        return Step(out.log(), divergence(jury.score(z), targets), torch.ones_like(self.kept))
+        z, ensemble = self._look(x)
+        targets, out = ensemble.ask(z, self.k)
+        return Step(out.log(), divergence(ensemble.score(z), targets), torch.ones_like(self.kept))
 
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
@@ -123,14 +123,14 @@ class TASTBN(GradientAdapter):
             self.memory.items = own
             raise
 
-    def _look(self, x: Tensor) -> tuple[Tensor, Jury]:
+    def _look(self, x: Tensor) -> tuple[Tensor, PrototypeEnsemble]:
         """Features of a batch, and the stored images by theirs."""
         present = self.memory.present
         features = self.model.features(torch.cat([x, self.memory.items[present]]))
         z, known = features[: len(x)], features[len(x) :]
         slots = z.new_zeros(*present.shape, z.shape[1])
         slots = slots.index_put(present.nonzero(as_tuple=True), known)
-        return z, Jury.of(slots, present, lambda features: features[None], self.tau)
+        return z, PrototypeEnsemble.of(slots, present, lambda features: features[None], self.tau)
 
     def _make_room(self, shape: torch.Size) -> None:
         items = self.memory.items

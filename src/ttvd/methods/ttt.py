@@ -11,7 +11,7 @@ from ttvd.geometry.precision import full_precision, upcast
 from ttvd.methods.gradient import GradientAdapter, Step
 from ttvd.methods.registry import register
 from ttvd.methods.shared.losses import differentiate
-from ttvd.methods.shared.random_state import Dice
+from ttvd.methods.shared.random_state import RandomState
 from ttvd.nn.norms import Statistics, StreamNorm, following_stream
 from ttvd.nn.rotation import RotationNet
 from ttvd.nn.views import rotate
@@ -107,7 +107,7 @@ class TTT(GradientAdapter):
     """
 
     model: RotationNet
-    planned = ("dice",)
+    planned = ("random_state",)
 
     def __init__(
         self,
@@ -135,7 +135,7 @@ class TTT(GradientAdapter):
             prediction="after",
         )
         self.mode, self.copies, self.padding, self.chunk = mode, copies, padding, chunk
-        self.dice = Dice(seed)
+        self.random_state = RandomState(seed)
         self._prepare_model()
 
     def _prepare_model(self) -> None:
@@ -187,7 +187,7 @@ class TTT(GradientAdapter):
     def draw_copies(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Where to crop (n, 2), whether to mirror and how often to turn (n,) each of the copies, on the host."""
         size, views = len(x) * self.copies, self.model.rotation.fc.out_features
-        with self.dice.roll() as generator:
+        with self.random_state.generator() as generator:
             offsets = torch.randint(2 * self._choose_padding(x) + 1, (size, 2), generator=generator)
             mirror = torch.randint(2, (size,), generator=generator)
             return offsets, mirror, torch.randint(views, (size,), generator=generator)

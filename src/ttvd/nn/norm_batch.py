@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ttvd.nn.stream_norm import StreamNorm
 
 
-class Heard(NamedTuple):
+class PendingStats(NamedTuple):
     """What the averages of a norm become when they have followed a batch.
 
     Attributes:
@@ -44,14 +44,14 @@ class Averages(NamedTuple):
     var: Tensor
     rows: Tensor | None
 
-    def follow(self, heard: Heard, policy: Statistics, eps: float) -> "Averages":
+    def follow(self, pending: PendingStats, policy: Statistics, eps: float) -> "Averages":
         """What they become by a batch; what is not finite does not enter."""
-        mean, var = heard.mean, heard.var
-        if not heard.mixed:
-            share = share_of_batch(policy, self.rows, heard.rows, mean.dtype)
+        mean, var = pending.mean, pending.var
+        if not pending.mixed:
+            share = share_of_batch(policy, self.rows, pending.rows, mean.dtype)
             mean, var = torch.lerp(self.mean, mean, share), torch.lerp(self.var, var - eps, share)
         fine = mean.isfinite() & var.isfinite()
-        rows = None if self.rows is None else self.rows + fine * heard.rows
+        rows = None if self.rows is None else self.rows + fine * pending.rows
         return Averages(torch.where(fine, mean, self.mean), torch.where(fine, var, self.var), rows)
 
 
@@ -65,7 +65,7 @@ def share_of_batch(
     return rows / ((followed.to(dtype) + policy.count).clamp_max(policy.memory) + rows)
 
 
-class Company:
+class NormBatch:
     """The norms of a network in one pass, and what they compute together: a few operations on many numbers.
 
     Args:
@@ -84,8 +84,8 @@ class Company:
         """Weight (c,) with which the batch enters tracked averages; good for one use, which changes the next."""
         kind = (rows, dtype)
         if kind not in self._shares:
-            # Of one that has heard a batch already, the averages are about to change.
-            alike = [other for other in self._norms if not other.heard and _tracks_like(other, norm)]
+            # Of one that has pending a batch already, the averages are about to change.
+            alike = [other for other in self._norms if not other.pending and _tracks_like(other, norm)]
             shares = _shares(alike, rows, dtype) if alike else ()
             self._shares[kind] = {id(other): share for other, share in zip(alike, shares, strict=True)}
         found = self._shares[kind].get(id(norm))
@@ -115,35 +115,42 @@ def _shares(norms: Sequence["StreamNorm"], rows: int, dtype: torch.dtype) -> Seq
 
 
 @torch.no_grad()
-def take_in(norms: Iterable["StreamNorm"]) -> None:
-    """Let averages become what the norms have heard, in the order in which they have."""
-    waiting = [(norm, norm.heard) for norm in norms if norm.heard]
+def commit(norms: Iterable["StreamNorm"]) -> None:
+    """Let averages become what the norms have pending, in the order in which they have."""
+    waiting = [(norm, norm.pending) for norm in norms if norm.pending]
     for norm, _ in waiting:
-        norm.heard = ()
+        norm.pending = ()
     while waiting:
-        groups: dict[tuple[Any, ...], list[tuple[StreamNorm, Heard]]] = {}
-        for norm, (heard, *_) in waiting:
-            kind = (heard.mean.dtype, heard.mean.device, heard.rows, heard.mixed, norm.eps, norm.statistics)
-            groups.setdefault(kind, []).append((norm, heard))
+        groups: dict[tuple[Any, ...], list[tuple[StreamNorm, PendingStats]]] = {}
+        for norm, (pending, *_) in waiting:
+            kind = (
+                pending.mean.dtype,
+                pending.mean.device,
+                pending.rows,
+                pending.mixed,
+                norm.eps,
+                norm.statistics,
+            )
+            groups.setdefault(kind, []).append((norm, pending))
         for group in groups.values():
-            _take_in(group)
+            _commit_group(group)
         waiting = [(norm, rest[1:]) for norm, rest in waiting if len(rest) > 1]
 
 
-def _take_in(group: Sequence[tuple["StreamNorm", Heard]]) -> None:
+def _commit_group(group: Sequence[tuple["StreamNorm", PendingStats]]) -> None:
     """Those of norms that are alike, together."""
-    first, heard = group[0]
-    dtype = heard.mean.dtype
+    first, pending = group[0]
+    dtype = pending.mean.dtype
     names = ["running_mean", "running_var"] + ["rows_followed"] * (first.statistics.memory is not None)
     buffers = [[norm.get_buffer(name) for norm, _ in group] for name in names]
     runs = [find_runs(parts) for parts in buffers]
     mean, var, *rows = map(join_runs, runs)
-    told = heard._replace(
+    told = pending._replace(
         mean=torch.cat([part.mean for _, part in group]), var=torch.cat([part.var for _, part in group])
     )
     known = Averages(mean.to(dtype), var.to(dtype), rows[0] if rows else None)
     # What is not mixed comes of a compiled network.
-    follow = Averages.follow if heard.mixed else compile_once(Averages.follow)
+    follow = Averages.follow if pending.mixed else compile_once(Averages.follow)
     averages = follow(known, told, first.statistics, first.eps)
     for parts, places, new in zip(buffers, runs, averages, strict=False):
         if new is not None:

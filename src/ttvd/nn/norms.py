@@ -11,11 +11,11 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 from ttvd.nn.instance_norm import InstanceAwareBatchNorm2d
-from ttvd.nn.norm_batch import Company, take_in
+from ttvd.nn.norm_batch import NormBatch, commit
 from ttvd.nn.split import split
 from ttvd.nn.statistics import Statistics as Statistics
-from ttvd.nn.stream_norm import Follower as Follower
 from ttvd.nn.stream_norm import StreamNorm as StreamNorm
+from ttvd.nn.stream_norm import TracksStream as TracksStream
 
 Which = Literal["norm", "features", "all"]
 _NORMS = (_BatchNorm, _InstanceNorm, InstanceAwareBatchNorm2d, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
@@ -64,16 +64,16 @@ def following_stream(model: nn.Module, follow: bool = True) -> Iterator[None]:
     """Let running averages learn from what is forwarded inside, or inside of that again not."""
     with _flag_followers(model, "following", follow) as followers:
         norms = [part for part in followers if isinstance(part, StreamNorm)]
-        take_in(norms)  # what an outer block has heard stays, whatever happens inside
-        outer, company = [norm.company for norm in norms], Company(norms)
+        commit(norms)  # what an outer block has pending stays, whatever happens inside
+        outer, norm_batch = [norm.norm_batch for norm in norms], NormBatch(norms)
         for norm in norms:
-            norm.company = company
+            norm.norm_batch = norm_batch
         try:
             yield
-            take_in(norms)
+            commit(norms)
         finally:
             for norm, before in zip(norms, outer, strict=True):
-                norm.heard, norm.company = (), before
+                norm.pending, norm.norm_batch = (), before
                 if before is not None:
                     before.forget()  # what it knew of the averages
 
@@ -86,8 +86,8 @@ def settled_stream(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def _flag_followers(model: nn.Module, flag: str, value: bool) -> Iterator[list[Follower]]:
-    followers = [part for part in model.modules() if isinstance(part, Follower)]
+def _flag_followers(model: nn.Module, flag: str, value: bool) -> Iterator[list[TracksStream]]:
+    followers = [part for part in model.modules() if isinstance(part, TracksStream)]
     before = [getattr(part, flag) for part in followers]
     for part in followers:
         setattr(part, flag, value)
@@ -100,7 +100,7 @@ def _flag_followers(model: nn.Module, flag: str, value: bool) -> Iterator[list[F
 
 def follows_stream(model: nn.Module) -> bool:
     """Whether something has averages that follow the stream."""
-    return any(isinstance(part, Follower) and part.follows for part in model.modules())
+    return any(isinstance(part, TracksStream) and part.follows for part in model.modules())
 
 
 def running_buffers(model: nn.Module) -> set[str]:

@@ -6,11 +6,11 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ttvd.engine.fused_norm import Known, Scales, find_moments, kernels_take, renormalise, rescale
-from ttvd.nn.norm_batch import Averages, Company, Heard, share_of_batch, take_in
+from ttvd.nn.norm_batch import Averages, NormBatch, PendingStats, commit, share_of_batch
 from ttvd.nn.statistics import Statistics
 
 
-class Follower(nn.Module):
+class TracksStream(nn.Module):
     """What may have averages that follow the stream.
 
     Attributes:
@@ -31,7 +31,7 @@ class Follower(nn.Module):
         return True
 
 
-class StreamNorm(Follower, _BatchNorm):
+class StreamNorm(TracksStream, _BatchNorm):
     """Batch norm in evaluation mode whose statistics follow a :class:`Statistics` policy.
 
     A channel of which the batch shows a single value has no variance: such an input is normalised with the source
@@ -44,11 +44,11 @@ class StreamNorm(Follower, _BatchNorm):
     """
 
     rows_followed: Tensor
-    heard: tuple[Heard, ...] = ()
-    company: Company | None = None
+    pending: tuple[PendingStats, ...] = ()
+    norm_batch: NormBatch | None = None
 
     def __init__(self, layer: _BatchNorm, statistics: Statistics) -> None:
-        Follower.__init__(self)
+        TracksStream.__init__(self)
         self.num_features, self.eps, self.momentum = layer.num_features, layer.eps, layer.momentum
         self.affine, self.track_running_stats = layer.affine, layer.track_running_stats
         self.weight, self.bias = layer.weight, layer.bias
@@ -88,7 +88,7 @@ class StreamNorm(Follower, _BatchNorm):
         return self._normalise_mixed(input, self.running_mean, self.running_var)
 
     def _normalise_mixed(self, x: Tensor, running_mean: Tensor, running_var: Tensor) -> Tensor:
-        again = _is_differentiating()  # activation checkpointing: a batch that was heard comes once more
+        again = _is_differentiating()  # activation checkpointing: a batch that was pending comes once more
         dtype = x.dtype if x.dtype.itemsize >= 4 else torch.float32
         known = self._know(running_mean, running_var, dtype, again)
         batch_mean, batch_var = find_moments(x.detach() if self.statistics.renorm else x, known.mean)
@@ -96,36 +96,36 @@ class StreamNorm(Follower, _BatchNorm):
         mean, var = _mix([known.mean, known.var], [batch_mean, batch_var], share)
         if self.following and self.statistics.follows and not (self.settled or again):
             # Until the pass is over: what a compiled graph wrote in place, its gradients might compute with once more.
-            new = Heard(mean.detach(), var.detach(), len(x))
+            new = PendingStats(mean.detach(), var.detach(), len(x))
             if torch.compiler.is_compiling():
                 # Not the averages: kernels that store them beside what gradients need are more than Triton 3.6 takes.
-                new = Heard(batch_mean.detach(), batch_var.detach() + self.eps, len(x), mixed=False)
-            self.heard = (*self.heard, new)
+                new = PendingStats(batch_mean.detach(), batch_var.detach() + self.eps, len(x), mixed=False)
+            self.pending = (*self.pending, new)
         weight, bias = (None if part is None else part.to(dtype) for part in (self.weight, self.bias))
         if not torch.is_grad_enabled():
             return F.batch_norm(x, mean, var, weight, bias, eps=self.eps)
         used = Known(weight, bias, mean, var, batch_mean, batch_var, self.eps)
         if self.statistics.renorm and kernels_take(x):
-            return renormalise(x, used, Scales() if self.company is None else self.company.scales)
+            return renormalise(x, used, Scales() if self.norm_batch is None else self.norm_batch.scales)
         return rescale(x, used)
 
     def _know(self, mean: Tensor, var: Tensor, dtype: torch.dtype, again: bool) -> Averages:
         """What is known before a batch: where a layer is used twice, the second time knows of the first."""
         if not (again or torch.compiler.is_compiling()):
-            take_in([self])
+            commit([self])
         rows = None if self.statistics.memory is None else self.rows_followed
         known = Averages(mean.to(dtype), var.to(dtype), rows)
         if torch.compiler.is_compiling():  # a graph writes nothing that it reads
-            for heard in self.heard:
-                known = known.follow(heard, self.statistics, self.eps)
+            for pending in self.pending:
+                known = known.follow(pending, self.statistics, self.eps)
         return known
 
     def _share_of_batch(self, followed: Tensor | None, rows: int, dtype: torch.dtype) -> Tensor | float:
         if self.settled and self.statistics.follows:
             return 0.0
-        if followed is None or self.company is None or torch.compiler.is_compiling():
+        if followed is None or self.norm_batch is None or torch.compiler.is_compiling():
             return share_of_batch(self.statistics, followed, rows, dtype)
-        return self.company.share(self, rows, dtype)
+        return self.norm_batch.share(self, rows, dtype)
 
 
 def _is_differentiating() -> bool:

@@ -10,7 +10,7 @@ They need the extra ``report``.
 - `figures`: from the figures of a store, which need no model any more, to exhibits of a page.
 - `streams`, `contact_sheet`: which class comes when, and what corruptions look like.
 - `page`: what pages are made of, and the demo's; `document`: a long page with chapters.
-- `results`: the numbers of a study; `tables`, `duels`, `charts`, `pictures`: what is made of them.
+- `results`: the numbers of a study; `tables`, `comparisons`, `charts`, `pictures`: what is made of them.
 - `study_page`: the page of a store, chapters by `study_section`, `provenance` and `gallery`; `diff`: what changed.
 - `export`: tables as Markdown, LaTeX and CSV.
 - `folder`: results that are committed, made of packed runs: `markdown` and `drawings` of a study, `paper` beside it,

@@ -10,7 +10,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from ttvd.bench.compare import paired_difference
-from ttvd.report.duels import DRAWS, pair_records
+from ttvd.report.comparisons import DRAWS, pair_records
 from ttvd.report.page import MISSING, Cell, Heading, Table
 from ttvd.report.results import show_pairs, show_rule
 from ttvd.report.tables import rule_cell

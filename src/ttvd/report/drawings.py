@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from ttvd.bench.study import Cell, Column, Line
-    from ttvd.report.duels import Duel
+    from ttvd.report.comparisons import PairedComparison
     from ttvd.report.results import Results
 
 FEW = 6
@@ -74,10 +74,14 @@ def draw_conditions(results: Results, lines: Sequence[Line]) -> Figure | None:
     return figure
 
 
-def draw_duels(duels: Sequence[Duel], lines: Sequence[Line], results: Results) -> Figure | None:
+def draw_duels(
+    comparisons: Sequence[PairedComparison], lines: Sequence[Line], results: Results
+) -> Figure | None:
     """Difference in error of each line to the reference, with intervals."""
-    shown = pick_duels(results, duels, lines)[:TALL]
-    intervals = {duel.line.label: duel.total for duel in shown if duel.total is not None}
+    shown = pick_duels(results, comparisons, lines)[:TALL]
+    intervals = {
+        comparison.line.label: comparison.total for comparison in shown if comparison.total is not None
+    }
     if not intervals:
         return None
     with house_style():

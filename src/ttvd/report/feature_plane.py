@@ -120,16 +120,16 @@ class Plane:
         xmin, ymin, xmax, ymax = self.box
         xs, ys = np.linspace(xmin, xmax, self.resolution), np.linspace(ymin, ymax, self.resolution)
         columns, rows = np.meshgrid(xs, ys)
-        return Grid(self._soften(np.stack([columns.ravel(), rows.ravel()], 1)).reshape(columns.shape), xs, ys)
+        return Grid(self._temper(np.stack([columns.ravel(), rows.ravel()], 1)).reshape(columns.shape), xs, ys)
 
     def count_uncertain_mistakes(self, run: str, count: int) -> int:
         """Mistakes of the head among the ``count`` upright features of highest entropy."""
         trace = self.data.traces[run]
         points = trace.features[0]
-        highest = self._soften(points).argsort()[len(points) - count :]
+        highest = self._temper(points).argsort()[len(points) - count :]
         return int((self._name_nearest(points, "pd") != trace.labels)[highest].sum())
 
-    def _soften(self, points: Floats) -> Floats:
+    def _temper(self, points: Floats) -> Floats:
         """Entropy (n,) of the Voronoi diagram's soft labels."""
         away = -distances(torch.from_numpy(points), self.data.diagrams["vd"])
         entropy: Floats = torch.special.entr(soft_labels(away, self.facts["tau"])).sum(1).numpy()

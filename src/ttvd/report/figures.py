@@ -39,12 +39,14 @@ def draw_figure(figure: Figure) -> list[Exhibit]:
     try:
         with house_style():
             exhibits = DRAWERS[facts["kind"]](facts, unpack(figure.payload))
-        return [replace(exhibit, details=f"{exhibit.details} {_tell_origin(facts)}") for exhibit in exhibits]
+        return [
+            replace(exhibit, details=f"{exhibit.details} {_render_origin(facts)}") for exhibit in exhibits
+        ]
     except KeyError as error:
         raise ValueError(f"it lacks {error}") from error
 
 
-def _tell_origin(facts: Description) -> str:
+def _render_origin(facts: Description) -> str:
     return (
         f"Model {facts['checkpoint']} ({facts['weights']}), {facts['images']} images of {facts['data']} in random "
         f"order, batches of {facts['batch_size']}, seed {facts['seed']}."

@@ -12,7 +12,7 @@ from ttvd.bench.store.pack import Pack
 from ttvd.bench.study import study
 from ttvd.files import open_atomic
 from ttvd.report.main_table import BEGIN, END, MAIN, fill_markers, main_table
-from ttvd.report.markdown import MADE, tell_results
+from ttvd.report.markdown import MADE, render_results
 from ttvd.report.paper import read_paper
 from ttvd.report.provenance import gather, show_span
 from ttvd.report.results import Results
@@ -56,10 +56,10 @@ def write_results(folder: Path, readme: Path | None = None) -> list[Path]:
     files: dict[Path, bytes] = {}
     for results in several:
         name = results.study.recipe.name
-        text, pictures = tell_results(results, printed.get(name))
+        text, pictures = render_results(results, printed.get(name))
         files[folder / f"{name}.md"] = text.encode()
         files |= {folder / "figures" / title: content for title, content in pictures.items()}
-    files[folder / "README.md"] = tell_index(several, printed).encode()
+    files[folder / "README.md"] = render_index(several, printed).encode()
     if readme is not None:
         text = readme.read_text(encoding="utf-8")
         filled = fill_markers(text, main_table(pick_main(several), printed))
@@ -99,7 +99,7 @@ def pick_main(several: Sequence[Results]) -> list[Results]:
     return [found[name] for name in MAIN if name in found]
 
 
-def tell_index(several: Sequence[Results], printed: dict[str, Printed]) -> str:
+def render_index(several: Sequence[Results], printed: dict[str, Printed]) -> str:
     """The document that leads to the others."""
     parts = [INTRODUCTION.strip()]
     if several:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from ttvd.report.comparisons import duel_table, hold_duels
 from ttvd.report.drawings import draw_conditions, draw_curves, draw_duels
-from ttvd.report.duels import duel_table, hold_duels
 from ttvd.report.export import to_markdown
 from ttvd.report.paper import beside_table, mix_in
 from ttvd.report.pictures import explain_choice, pick_lines
 from ttvd.report.provenance import sum_up
 from ttvd.report.results import BATCH_ECE, ECE, ERROR, Metric
-from ttvd.report.study_section import DUELS, caption_table, describe_study, tell_scale
+from ttvd.report.study_section import DUELS, caption_table, describe_study, render_scale
 from ttvd.report.tables import column_table, condition_table, journey_table, rules_table, summary_table
 from ttvd.report.vector import to_svg
 from ttvd.report.words import RULES
@@ -20,7 +20,7 @@ from ttvd.report.words import RULES
 if TYPE_CHECKING:
     from ttvd.bench.spec import Run
     from ttvd.bench.study import Column
-    from ttvd.report.duels import Duel
+    from ttvd.report.comparisons import PairedComparison
     from ttvd.report.page import Table
     from ttvd.report.paper import Printed
     from ttvd.report.results import Results
@@ -36,7 +36,7 @@ BESIDE = (
 )
 
 
-def tell_results(results: Results, printed: Printed | None = None) -> tuple[str, dict[str, bytes]]:
+def render_results(results: Results, printed: Printed | None = None) -> tuple[str, dict[str, bytes]]:
     """The document of a study, and the pictures that it shows.
 
     Args:
@@ -47,11 +47,11 @@ def tell_results(results: Results, printed: Printed | None = None) -> tuple[str,
         Markdown, and by name of the file in the folder ``figures`` the SVG of each picture.
     """
     recipe, runs = results.study.recipe, results.all_runs()
-    duels = hold_duels(results)
-    pictures = draw_pictures(results, duels) if runs else {}
-    parts = [MADE, f"# {recipe.title}", recipe.note.strip(), describe_study(results), _tell_gaps(results)]
+    comparisons = hold_duels(results)
+    pictures = draw_pictures(results, comparisons) if runs else {}
+    parts = [MADE, f"# {recipe.title}", recipe.note.strip(), describe_study(results), _render_gaps(results)]
     if runs:
-        parts += [_list_facts(results, runs), *_list_tables(results, duels, printed)]
+        parts += [_list_facts(results, runs), *_list_tables(results, comparisons, printed)]
         parts += [_show(name, text) for name, (text, _) in pictures.items()]
         rules = dict.fromkeys(line.rule for line in results.lines)
         parts += ["## How settings are chosen", "\n".join(f"- **{rule}**: {RULES[rule]}" for rule in rules)]
@@ -59,14 +59,14 @@ def tell_results(results: Results, printed: Printed | None = None) -> tuple[str,
     return text, {name: picture for name, (_, picture) in pictures.items()}
 
 
-def draw_pictures(results: Results, duels: Sequence[Duel]) -> dict[str, tuple[str, bytes]]:
+def draw_pictures(results: Results, comparisons: Sequence[PairedComparison]) -> dict[str, tuple[str, bytes]]:
     """By name of the file: what a picture shows, of which runs, and its SVG."""
     name, lines = results.study.recipe.name, pick_lines(results)
-    choice, made = explain_choice(results, lines), tell_rows(results, results.all_runs())
+    choice, made = explain_choice(results, lines), render_rows(results, results.all_runs())
     drawn = {
         "conditions": ("Error by condition", BY_CONDITION + choice, draw_conditions(results, lines)),
         "curves": ("Along the stream", CURVES + choice, draw_curves(results, lines)),
-        "paired": ("Paired differences", DIFFERENCES, draw_duels(duels, lines, results)),
+        "paired": ("Paired differences", DIFFERENCES, draw_duels(comparisons, lines, results)),
     }
     return {
         f"{name}-{kind}.svg": (f"## {title}\n\n{made}\n\n{text}", to_svg(figure, MADE))
@@ -75,7 +75,7 @@ def draw_pictures(results: Results, duels: Sequence[Duel]) -> dict[str, tuple[st
     }
 
 
-def tell_rows(results: Results, runs: Sequence[Run]) -> str:
+def render_rows(results: Results, runs: Sequence[Run]) -> str:
     """In one paragraph, from the runs: command, seeds, data, hardware, versions and dates."""
     (_, command), *facts = sum_up(results, runs)
     told = [(name, value) for name, value in facts if name not in ("Models (weights)", "Precision")]
@@ -93,7 +93,7 @@ def _cell(name: str, value: str) -> str:
     return f"`{value}`" if name == "Command" else value.replace("|", "\\|")
 
 
-def _tell_gaps(results: Results) -> str:
+def _render_gaps(results: Results) -> str:
     study = results.study
     if not study.missing and not study.failed:
         return ""
@@ -104,7 +104,9 @@ def _tell_gaps(results: Results) -> str:
     )
 
 
-def _list_tables(results: Results, duels: Sequence[Duel], printed: Printed | None) -> list[str]:
+def _list_tables(
+    results: Results, comparisons: Sequence[PairedComparison], printed: Printed | None
+) -> list[str]:
     runs, lines = results.all_runs(), results.lines
     parts: list[str] = []
 
@@ -112,7 +114,7 @@ def _list_tables(results: Results, duels: Sequence[Duel], printed: Printed | Non
         """A section with a table; above it how its rows were made, below it how to read it."""
         rows = runs if columns is None else _pick_runs(results, columns)
         caption = caption_table(table, lines, text).caption
-        parts.append(f"## {title}\n\n{tell_rows(results, rows)}\n\n{to_markdown(table)}\n{caption}")
+        parts.append(f"## {title}\n\n{render_rows(results, rows)}\n\n{to_markdown(table)}\n{caption}")
 
     conditions = results.conditions()
     if printed is not None and (table := beside_table(results, printed)).rows:
@@ -121,25 +123,25 @@ def _list_tables(results: Results, duels: Sequence[Duel], printed: Printed | Non
         add("Next to the paper", table, BESIDE + noted)
     if len({line.rule for line in lines}) > 1:
         for metric in SHOWN:
-            add(f"{_title(metric)}: rules side by side", rules_table(results, metric), tell_scale(metric))
+            add(f"{_title(metric)}: rules side by side", rules_table(results, metric), render_scale(metric))
     add("All lines", summary_table(results), "Means over all columns.")
     if len(conditions) > 1:
         for metric in SHOWN:
-            add(f"{_title(metric)} by condition", condition_table(results, metric), tell_scale(metric))
+            add(f"{_title(metric)} by condition", condition_table(results, metric), render_scale(metric))
     for words, columns in conditions.items():
         for metric in SHOWN if len(columns) > 1 else ():
             table = column_table(results, columns, metric, "")
             title = f"{_title(metric)} by domain{f', {words}' if words else ''}"
-            add(title, mix_in(table, results, columns, metric, printed), tell_scale(metric), columns)
+            add(title, mix_in(table, results, columns, metric, printed), render_scale(metric), columns)
     for column in results.columns:
         journey = journey_table(results, column)
         if journey is not None:
             add(
                 f"Domain after domain: {column.label}", journey, "Error in each domain in per cent.", [column]
             )
-    if duels:
-        content = to_markdown(duel_table(results, list(duels)))
-        parts.append(f"## Who beats whom\n\n{tell_rows(results, runs)}\n\n{content}\n{DUELS}")
+    if comparisons:
+        content = to_markdown(duel_table(results, list(comparisons)))
+        parts.append(f"## Who beats whom\n\n{render_rows(results, runs)}\n\n{content}\n{DUELS}")
     return parts
 
 

@@ -37,13 +37,13 @@ def list_names(names: Sequence[str]) -> str:
     return f"{', '.join(rest)} and {last}" if rest else last
 
 
-def tell_images(facts: Mapping[str, Any]) -> str:
+def render_images(facts: Mapping[str, Any]) -> str:
     """What happened to the images of a figure, with the constants behind it.
 
     Example:
-        >>> tell_images({"domain": "fog 5", "constants": "imagenet", "strength": {"amount": 3.0, "decay": 1.4}})
+        >>> render_images({"domain": "fog 5", "constants": "imagenet", "strength": {"amount": 3.0, "decay": 1.4}})
         "fog 5 with ImageNet-C's constants (amount 3, decay 1.4)"
-        >>> tell_images({"domain": "fog 5", "constants": "official", "strength": {}})
+        >>> render_images({"domain": "fog 5", "constants": "official", "strength": {}})
         'fog 5 as it was released'
     """
     domain: str = facts["domain"]

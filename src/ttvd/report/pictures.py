@@ -19,7 +19,7 @@ from ttvd.report.style import line_colours, new_panel
 
 if TYPE_CHECKING:
     from ttvd.bench.study import Column, Line
-    from ttvd.report.duels import Duel
+    from ttvd.report.comparisons import PairedComparison
     from ttvd.report.results import Results
 
 MOST = 8
@@ -237,27 +237,37 @@ def show_reliability(results: Results, lines: Sequence[Line]) -> Exhibit:
     return Exhibit("Can the confidences be believed?", caption, [Strip(panels, 4)], details=details)
 
 
-def pick_duels(results: Results, duels: Sequence[Duel], lines: Sequence[Line]) -> list[Duel]:
+def pick_duels(
+    results: Results, comparisons: Sequence[PairedComparison], lines: Sequence[Line]
+) -> list[PairedComparison]:
     """One for each label, the best first; those without a common stream are left out."""
     picked = {id(line) for line in _one_for_each_label(results, lines)}
-    shown = [duel for duel in duels if id(duel.line) in picked and duel.total is not None]
-    return sorted(shown, key=lambda duel: duel.total.difference if duel.total else 0.0)
+    shown = [
+        comparison
+        for comparison in comparisons
+        if id(comparison.line) in picked and comparison.total is not None
+    ]
+    return sorted(shown, key=lambda comparison: comparison.total.difference if comparison.total else 0.0)
 
 
-def show_duels(results: Results, duels: Sequence[Duel], lines: Sequence[Line]) -> Exhibit | None:
+def show_duels(
+    results: Results, comparisons: Sequence[PairedComparison], lines: Sequence[Line]
+) -> Exhibit | None:
     """Differences to the reference with their intervals, and wins, ties and losses."""
-    shown = pick_duels(results, duels, lines)
+    shown = pick_duels(results, comparisons, lines)
     if not shown:
         return None
     left_out = len(shown[TALL:])
     shown = shown[:TALL]
     size = (WIDE[0], 1.3 + 0.27 * len(shown))
     reference = shown[0].reference.label
-    intervals = {duel.line.label: duel.total for duel in shown if duel.total is not None}
+    intervals = {
+        comparison.line.label: comparison.total for comparison in shown if comparison.total is not None
+    }
     left = plot_differences(intervals, new_panel(size), reference=reference)
     counts = {
-        duel.line.label: tuple(duel.verdicts.count(word) for word in ("better", "tie", "worse"))
-        for duel in shown
+        comparison.line.label: tuple(comparison.verdicts.count(word) for word in ("better", "tie", "worse"))
+        for comparison in shown
     }
     right = plot_scores(counts, new_panel(size))  # type: ignore[arg-type]
     texts = ", ".join(f"{name} {100 * gap.difference:+.1f}" for name, gap in intervals.items())
@@ -282,14 +292,17 @@ def show_duels(results: Results, duels: Sequence[Duel], lines: Sequence[Line]) -
     return Exhibit("Is the difference real?", caption, [Strip(panels, 2)], key, details)
 
 
-def _doubt(duels: Sequence[Duel]) -> str:
+def _doubt(comparisons: Sequence[PairedComparison]) -> str:
     """What the intervals do not say."""
     text = (
         "Intervals: bootstrap over batches. They speak of these streams and these source models, not of others, and "
         "nothing is corrected for the number of comparisons."
     )
     batches = min(
-        len(run.record.sizes()) for duel in duels for runs in duel.line.runs.values() for run in runs
+        len(run.record.sizes())
+        for comparison in comparisons
+        for runs in comparison.line.runs.values()
+        for run in runs
     )
     if batches < FEW:
         text += f" With only {batches} batches in a stream they are too narrow."

@@ -13,7 +13,7 @@ from ttvd.bench.figures.values import Description, Floats, Labels, PlaneData
 from ttvd.geometry import Diagram, margin, power_distances
 from ttvd.report import planes
 from ttvd.report.feature_plane import TURNED, Plane
-from ttvd.report.naming import find_noun, list_names, name_class, tell_images
+from ttvd.report.naming import find_noun, list_names, name_class, render_images
 from ttvd.report.page import Exhibit, Panel, Strip, encode
 from ttvd.report.style import class_colour, new_panel
 
@@ -59,7 +59,7 @@ def show_partitions(plane: Plane) -> Exhibit:
     )
     views, grid = facts["views"], f"{plane.resolution} x {plane.resolution} points"
     details = (
-        f"{noun.capitalize()}s {list_names(plane.names)}; {tell_images(facts)}. Gradient methods use SGD with learning "
+        f"{noun.capitalize()}s {list_names(plane.names)}; {render_images(facts)}. Gradient methods use SGD with learning "
         f"rate {facts['lr']:g}; batch statistics of {views} views alone, without a step, reach "
         f"{error['SLA + bn']:.1%}. Cells are exact, but for the cluster-induced diagram: exponent {facts['gamma']:g} "
         f"on {grid}. The sites of the power diagrams lie close to the origin of the features and are left out. With "

@@ -20,7 +20,7 @@ GPUS = ("NVIDIA", "Tesla", "GeForce", "Quadro", "AMD Instinct")
 """How the names of devices begin that are used by --device cuda."""
 
 
-def tell_provenance(several: Sequence[Results]) -> Section:
+def render_provenance(several: Sequence[Results]) -> Section:
     """The chapter that the numbers of all tables lead to."""
     text = Text(
         [
@@ -86,7 +86,7 @@ def _list_facts(line: Line, runs: Sequence[Run]) -> list[tuple[str, str]]:
         ("Parameters", _join(runs, lambda run: _list_parameters(run.spec)) or "none"),
         ("Model", _join(runs, lambda run: _name_model(run.spec))),
         ("Data", _join(runs, lambda run: f"{run.spec.data} ({run.spec.content})")),
-        ("Corruptions", _join(runs, lambda run: tell_origin(run.spec))),
+        ("Corruptions", _join(runs, lambda run: render_origin(run.spec))),
         ("Stream", _join(runs, lambda run: _name_stream(run.spec))),
         ("Device", _join(runs, lambda run: f"{run.facts.device}, threads {run.facts.threads}")),
         ("Versions", _join(runs, lambda run: show_pairs(run.facts.versions))),
@@ -170,7 +170,7 @@ def sum_up(results: Results, runs: Sequence[Run]) -> list[tuple[str, str]]:
         ("Command", show_command(results)),
         ("Runs", f"{len(runs):,}"),
         ("Seeds", ", ".join(map(str, seeds))),
-        ("Data", gather(runs, lambda run: f"{run.spec.data}, corruptions: {tell_origin(run.spec)}")),
+        ("Data", gather(runs, lambda run: f"{run.spec.data}, corruptions: {render_origin(run.spec)}")),
         ("Models (weights)", models),
         ("Precision", gather(runs, lambda run: run.spec.precision)),
         ("Hardware", gather(runs, lambda run: run.facts.device)),
@@ -179,7 +179,7 @@ def sum_up(results: Results, runs: Sequence[Run]) -> list[tuple[str, str]]:
     ]
 
 
-def tell_origin(spec: Spec) -> str:
+def render_origin(spec: Spec) -> str:
     """Whether the corrupted images are the published files or made here."""
     if spec.constants == OFFICIAL:
         return "official files"

@@ -12,7 +12,7 @@ import numpy as np
 from ttvd.bench.figures.values import Description, Floats, Mask, diagram_from_arrays
 from ttvd.geometry import Diagram, grid_labels
 from ttvd.report import planes
-from ttvd.report.naming import find_noun, list_names, name_class, tell_images
+from ttvd.report.naming import find_noun, list_names, name_class, render_images
 from ttvd.report.page import Exhibit, Panel, Strip, encode
 from ttvd.report.planes import Box, Grid
 from ttvd.report.style import MUTED, class_colour, new_panel
@@ -130,7 +130,7 @@ def draw_slices(facts: Description, arrays: Mapping[str, Any]) -> list[Exhibit]:
     corners = view.sites.sites.numpy()
     apart = np.linalg.norm(corners - np.roll(corners, 1, axis=0), axis=1).mean()
     details = (
-        f"Images: {tell_images(facts)}. Upright views of {len(arrays['labels'])} {noun}s of these classes, among "
+        f"Images: {render_images(facts)}. Upright views of {len(arrays['labels'])} {noun}s of these classes, among "
         f"others in the stream. Mistakes are judged in all dimensions, by {views} views for CIVD and CIPD, so a ring "
         f"can lie over the right cell: with batch statistics the features are {view.off('bn'):.1f} away from the plane "
         f"on average, the sites {apart:.1f} from each other. VD, PD and CIPD: the nearest site, of CIPD among the "

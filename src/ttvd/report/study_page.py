@@ -24,9 +24,16 @@ from ttvd.report.document import (
 )
 from ttvd.report.export import WRITERS
 from ttvd.report.gallery import draw_gallery
-from ttvd.report.provenance import gather, list_overrides, show_span, show_time, tell_origin, tell_provenance
+from ttvd.report.provenance import (
+    gather,
+    list_overrides,
+    render_origin,
+    render_provenance,
+    show_span,
+    show_time,
+)
 from ttvd.report.results import Results, count, is_honest, show_pairs
-from ttvd.report.study_section import caption_table, tell_study
+from ttvd.report.study_section import caption_table, render_study
 from ttvd.report.tables import overview_table
 from ttvd.report.words import METRICS, RULES
 
@@ -80,8 +87,12 @@ def make_page(
         figures = draw_gallery(_list_figures(store, results.study.recipe))
         chosen = reference if reference in {line.label for line in results.lines} else None
         title = results.study.recipe.title if len(several) > 1 else "Results"
-        sections.append(tell_study(results, title, reference=chosen, figures=figures))
-    sections += [_tell_gaps(several, failures), _explain(several, methods or {}), tell_provenance(several)]
+        sections.append(render_study(results, title, reference=chosen, figures=figures))
+    sections += [
+        _render_gaps(several, failures),
+        _explain(several, methods or {}),
+        render_provenance(several),
+    ]
     title = several[0].study.recipe.title if len(several) == 1 else "Benchmark report"
     return Document(
         title,
@@ -169,7 +180,7 @@ def _list_facts(several: Sequence[Results], store: str) -> list[tuple[str, str]]
     pairs = [
         ("Store", store),
         ("Recipes", ", ".join(names)),
-        ("Data", gather(runs, lambda run: f"{run.spec.data}, corruptions: {tell_origin(run.spec)}")),
+        ("Data", gather(runs, lambda run: f"{run.spec.data}, corruptions: {render_origin(run.spec)}")),
         ("Models", gather(runs, lambda run: run.spec.checkpoint)),
         ("Versions", gather(runs, lambda run: show_pairs(run.facts.versions))),
         ("Device", gather(runs, lambda run: run.facts.device)),
@@ -188,7 +199,7 @@ def _warn(several: Sequence[Results]) -> list[Notice]:
     return [Notice(f"Not complete: {gaps}. See “Failures and missing runs” below.")]
 
 
-def _tell_gaps(several: Sequence[Results], failures: Sequence[Failure]) -> Section:
+def _render_gaps(several: Sequence[Results], failures: Sequence[Failure]) -> Section:
     blocks: list[Block] = []
     for results in several:
         study_ = results.study
@@ -199,7 +210,7 @@ def _tell_gaps(several: Sequence[Results], failures: Sequence[Failure]) -> Secti
     blocks += [
         Fold(
             f"{failure.spec.method} on {failure.spec.domain_label}, seed {failure.spec.seed}",
-            [Facts([("Run", failure.key), *_tell_time(failure)]), Code(failure.text.strip())],
+            [Facts([("Run", failure.key), *_render_time(failure)]), Code(failure.text.strip())],
             (failure.text.strip().splitlines() or [""])[-1],
         )
         for failure in failures
@@ -210,7 +221,7 @@ def _tell_gaps(several: Sequence[Results], failures: Sequence[Failure]) -> Secti
     return Section("Failures and missing runs", "gaps", [*blocks, again])
 
 
-def _tell_time(failure: Failure) -> list[tuple[str, str]]:
+def _render_time(failure: Failure) -> list[tuple[str, str]]:
     """When it failed, where that is known: packed runs do not tell."""
     return [("When", show_time(failure.when))] if failure.when else []
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from ttvd.report.comparisons import duel_table, hold_duels
 from ttvd.report.document import Block, Code, Fold, Notice, Part, Section, Text
-from ttvd.report.duels import duel_table, hold_duels
 from ttvd.report.page import Table
 from ttvd.report.pictures import (
     pick_lines,
@@ -17,7 +17,7 @@ from ttvd.report.pictures import (
     show_stream,
     show_tradeoffs,
 )
-from ttvd.report.provenance import list_overrides, tell_origin
+from ttvd.report.provenance import list_overrides, render_origin
 from ttvd.report.results import ECE, ERROR, METRICS, Metric, count, is_honest
 from ttvd.report.style import house_style
 from ttvd.report.tables import column_table, condition_table, journey_table, summary_table
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ttvd.report.results import Results
 
 
-def tell_study(
+def render_study(
     results: Results, title: str, *, reference: str | None = None, figures: Sequence[Block] = ()
 ) -> Section:
     """Everything about one recipe.
@@ -70,7 +70,7 @@ def describe_study(results: Results) -> str:
     sizes = sorted({spec.batch_size for spec in specs})
     seeds = sorted({spec.seed for spec in specs})
     streams = sorted({spec.stream for spec in specs})
-    origin = ", ".join(sorted({tell_origin(spec) for spec in specs}))
+    origin = ", ".join(sorted({render_origin(spec) for spec in specs}))
     visited = f" in one stream ({', '.join(joined)})" if joined else ""
     parts = [count(domains, "domain") + visited, count(len(study.lines), "line"), count(len(seeds), "seed")]
     return (
@@ -134,7 +134,9 @@ def _by_domain(results: Results, columns: Sequence[Column], name: str) -> list[B
 
     def build(metric: Metric) -> Table:
         return caption_table(
-            column_table(results, columns, metric, f"{name}-{metric.name}"), results.lines, tell_scale(metric)
+            column_table(results, columns, metric, f"{name}-{metric.name}"),
+            results.lines,
+            render_scale(metric),
         )
 
     first, *others = METRICS
@@ -142,7 +144,7 @@ def _by_domain(results: Results, columns: Sequence[Column], name: str) -> list[B
     return [Part("Error by domain", [build(first)]), *folds]
 
 
-def tell_scale(metric: Metric) -> str:
+def render_scale(metric: Metric) -> str:
     """What the numbers of a table are, in a sentence."""
     unit = "per cent" if metric.scale == 100 else metric.note
     return f"{name_metric(metric)}{f' in {unit}' if unit else ''}."
@@ -175,10 +177,10 @@ def caption_table(table: Table, lines: Sequence[Line], text: str) -> Table:
     marks = f" Lower is better; bold: the lowest of a column{oracle}"
     if any(not is_honest(line) and line.rule != "oracle" for line in lines) and any(map(is_honest, lines)):
         marks += "; underlined: the lowest of those whose setting was chosen without test labels, where that is another"
-    return replace(table, caption=f"{text}{marks}.{_tell_spread(table, lines)}")
+    return replace(table, caption=f"{text}{marks}.{_render_spread(table, lines)}")
 
 
-def _tell_spread(table: Table, lines: Sequence[Line]) -> str:
+def _render_spread(table: Table, lines: Sequence[Line]) -> str:
     counts = sorted(
         {len({run.spec.seed for runs in line.runs.values() for run in runs}) for line in lines} - {0}
     )
@@ -191,14 +193,14 @@ def _tell_spread(table: Table, lines: Sequence[Line]) -> str:
 
 def _draw(results: Results, reference: str | None) -> list[Block]:
     lines = pick_lines(results, reference)
-    duels = hold_duels(results, reference)
+    comparisons = hold_duels(results, reference)
     blocks: list[Block | None] = [show_stream(results, lines)]
     each = show_each_stream(results, lines) if len(results.columns) > 1 else None
     blocks.append(Fold("Curves of each column", [each]) if each is not None else None)
     blocks += [show_tradeoffs(results, lines), show_reliability(results, lines) if lines else None]
-    if duels:
-        table = duel_table(results, duels)
-        blocks.append(show_duels(results, duels, lines))
+    if comparisons:
+        table = duel_table(results, comparisons)
+        blocks.append(show_duels(results, comparisons, lines))
         blocks.append(Fold("All comparisons as a table", [replace(table, caption=DUELS)]))
     return [block for block in blocks if block is not None]
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from ttvd.engine.cuda_graphs import capturing, refusing_to_wait
-from ttvd.engine.graph_guard import Traits, has_hooks
+from ttvd.engine.graph_guard import GraphGuard, has_hooks
 from ttvd.source.augment import crop_and_flip
 from ttvd.source.distributed import Group
 from ttvd.source.images import to_unit
@@ -114,10 +114,10 @@ class _Recorder:
         self._steps, self._model = steps, model
         self._graph: torch.cuda.CUDAGraph | None = None
         self._obstacle = "hooks are registered on its modules" if has_hooks(model) else None
-        self._traits: Traits | None = None
+        self._guard: GraphGuard | None = None
 
     def run(self, order: Tensor, draws: Tensor, rates: list[float]) -> Tensor:
-        if self._graph is not None and (self._traits is None or not self._traits.hold()):
+        if self._graph is not None and (self._guard is None or not self._guard.is_valid()):
             self._graph = None
         plan = (order, draws, torch.tensor(rates, device=order.device))
         if self._graph is None:
@@ -167,7 +167,7 @@ class _Recorder:
         except RuntimeError as error:
             self._give_up(error)
             return
-        self._graph, self._traits = graph, Traits(self._model, "cuda")
+        self._graph, self._guard = graph, GraphGuard(self._model, "cuda")
 
     def _give_up(self, error: RuntimeError) -> None:
         self._obstacle = str(error).splitlines()[0]

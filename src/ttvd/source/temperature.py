@@ -131,7 +131,7 @@ def calibrate(
 
     Anchors are what the data show to the batch norms (``ttvd.nn.anchors``); norms that follow a stream start there.
     The loss of the rotations of the views, where the head tells them apart, is what streams are held against
-    (``TTVD(by_need=...)``). ``structures=()`` measures these two alone. Where no temperature fits a structure (its
+    (``TTVD(adaptive_step=...)``). ``structures=()`` measures these two alone. Where no temperature fits a structure (its
     scores say nothing about the labels), a warning says so and the others are kept.
 
     ``vd`` and ``pd`` look at the upright view alone, ``civd@g`` and ``cipd@g`` compare each view with its own

@@ -4,8 +4,8 @@ from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from ttvd.bench.setting import Setting
 from ttvd.bench.spec import Run, Spec
+from ttvd.bench.worker_config import WorkerConfig
 from ttvd.data.sets import ImageSet
 
 
@@ -72,7 +72,7 @@ Event = Started | Advanced | Finished | Broken | Noted | Waited | Passed
 
 Shared = Mapping[str, ImageSet]
 Job = Callable[[Spec, Callable[[int, int], None]], Run]
-Prepare = Callable[[Setting, Shared], Job]
+Prepare = Callable[[WorkerConfig, Shared], Job]
 """Makes the job of a worker, in the worker; a function of a module, so that it can be sent there by name."""
 
 
@@ -83,14 +83,14 @@ class Engine(Protocol):
         """Begin to start workers without waiting for them. Not needed, but saves time before :meth:`run`."""
 
     def run(
-        self, specs: Iterable[Spec | None], setting: Setting, shared: Shared | None = None
+        self, specs: Iterable[Spec | None], setting: WorkerConfig, shared: Shared | None = None
     ) -> Generator[Event, None, None]:
         """Do runs. Workers are gone when the generator ends or is closed.
 
         Args:
             specs: The runs, asked for when a worker is free; None says that there is nothing now, ask again later.
             setting: For the workers.
-            shared: Test sets that are in memory already, by the names that :class:`~ttvd.bench.supply.Supply` gives
+            shared: Test sets that are in memory already, by the names that :class:`~ttvd.bench.resources.Resources` gives
                 them; workers do not load them again.
         """
 

@@ -16,8 +16,8 @@ import torch.multiprocessing  # noqa: F401 (with it, tensors travel between proc
 from ttvd.bench.engines.events import Broken, Event, Finished, Noted, Prepare, Shared
 from ttvd.bench.engines.tasks import Lost, Tasks, drive
 from ttvd.bench.engines.worker import READY, prepare_bench, serve
-from ttvd.bench.setting import Setting
 from ttvd.bench.spec import Spec
+from ttvd.bench.worker_config import WorkerConfig
 from ttvd.data.sets import ImageSet
 
 _SPAWN = multiprocessing.get_context("spawn")  # a forked process must not use CUDA or threads
@@ -52,16 +52,16 @@ class LocalEngine:
             self._crew.start_all()
 
     def run(
-        self, specs: Iterable[Spec | None], setting: Setting, shared: Shared | None = None
+        self, specs: Iterable[Spec | None], setting: WorkerConfig, shared: Shared | None = None
     ) -> Generator[Event, None, None]:
         """Do runs; see :class:`~ttvd.bench.engines.events.Engine`."""
-        crew = self._crew = self._crew or _LocalCrew(self._jobs, self._devices, self._prepare)
+        pool = self._crew = self._crew or _LocalCrew(self._jobs, self._devices, self._prepare)
         try:
             moved, note = share_sets(shared or {})
             if note is not None:
                 yield note
-            crew.settle(setting, moved)
-            yield from drive(crew, Tasks(specs))
+            pool.settle(setting, moved)
+            yield from drive(pool, Tasks(specs))
         finally:
             self.close()
 
@@ -98,7 +98,7 @@ class _Process:
         if self.spec is not None or not self.ready:
             self.process.terminate()  # an idle one sees the closed pipe and ends by itself
 
-    def bury(self, deadline: float) -> None:
+    def join(self, deadline: float) -> None:
         self.process.join(max(0.0, deadline - time.monotonic()))
         if self.process.exitcode is None:
             self.process.kill()
@@ -110,7 +110,7 @@ class _LocalCrew:
     def __init__(self, jobs: int, devices: Sequence[str], prepare: Prepare) -> None:
         self._jobs, self._devices, self._prepare = jobs, devices, prepare
         self._staff: list[_Process] = []
-        self._setting, self._shared = Setting(), dict[str, ImageSet]()
+        self._setting, self._shared = WorkerConfig(), dict[str, ImageSet]()
         self._false_starts = 0
 
     def start_all(self) -> None:
@@ -122,7 +122,7 @@ class _LocalCrew:
         self._staff.append(_Process(number, self._devices[number % len(self._devices)]))
         return self._staff[-1]
 
-    def settle(self, setting: Setting, shared: dict[str, ImageSet]) -> None:
+    def settle(self, setting: WorkerConfig, shared: dict[str, ImageSet]) -> None:
         self._setting, self._shared = setting, shared
 
     def has_room(self) -> bool:
@@ -184,14 +184,14 @@ class _LocalCrew:
         self._staff.remove(worker)
         worker.process.terminate()
         worker.close()
-        worker.bury(time.monotonic() + _GRACE)
+        worker.join(time.monotonic() + _GRACE)
 
     def close(self) -> None:
         for worker in self._staff:
             worker.close()
         deadline = time.monotonic() + _GRACE
         while self._staff:
-            self._staff.pop().bury(deadline)
+            self._staff.pop().join(deadline)
 
 
 def describe_exit(code: int | None) -> str:

@@ -11,11 +11,11 @@ import torch
 from ttvd import __version__
 from ttvd.bench.engines.cluster import connect
 from ttvd.bench.engines.events import Broken, Event, Finished, Noted, Prepare, Shared
-from ttvd.bench.engines.hand import Hand
+from ttvd.bench.engines.ray_worker import RayWorker
 from ttvd.bench.engines.tasks import Lost, Tasks, drive
 from ttvd.bench.engines.worker import prepare_bench
-from ttvd.bench.setting import Setting
 from ttvd.bench.spec import Spec
+from ttvd.bench.worker_config import WorkerConfig
 
 _COUNT_EVERY = 5.0  # seconds between two looks at the size of the cluster, which may grow
 _NOTE_AFTER = 60.0  # seconds without a single worker
@@ -65,7 +65,7 @@ class RayEngine:
         """Do nothing: starting Ray cannot be done on the side."""
 
     def run(
-        self, specs: Iterable[Spec | None], setting: Setting, shared: Shared | None = None
+        self, specs: Iterable[Spec | None], setting: WorkerConfig, shared: Shared | None = None
     ) -> Generator[Event, None, None]:
         """Do runs; see :class:`~ttvd.bench.engines.events.Engine`."""
         self._ours = connect(self._address, self._jobs and self._jobs * setting.threads)
@@ -94,14 +94,14 @@ class _Member(NamedTuple):
 
 class _RayCrew:
     def __init__(
-        self, jobs: int | None, gpus: float, prepare: Prepare, setting: Setting, shared: Shared
+        self, jobs: int | None, gpus: float, prepare: Prepare, setting: WorkerConfig, shared: Shared
     ) -> None:
         import ray
 
         self._ray, self._jobs = ray, jobs
         on_gpu = torch.device(setting.device).type == "cuda"
         self._needs = {"CPU": float(setting.threads), "GPU": gpus if on_gpu else 0.0}
-        hand = ray.remote(num_cpus=self._needs["CPU"], num_gpus=self._needs["GPU"], max_restarts=0)(Hand)
+        hand = ray.remote(num_cpus=self._needs["CPU"], num_gpus=self._needs["GPU"], max_restarts=0)(RayWorker)
         sets = {
             name: ray.put((images.images.numpy(), images.labels.numpy(), images.classes, images.name))
             for name, images in shared.items()

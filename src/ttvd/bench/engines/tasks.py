@@ -29,14 +29,14 @@ class Lost:
     blameless: bool = False
 
 
-class Crew(Protocol):
+class WorkerPool(Protocol):
     """Workers, as the loop of an engine sees them."""
 
     def has_room(self) -> bool:
         """Whether a worker is free, or can be started at once."""
 
     def give(self, spec: Spec) -> None:
-        """Hand a run to a free worker."""
+        """RayWorker a run to a free worker."""
 
     def is_busy(self) -> bool:
         """Whether a run is with a worker."""
@@ -86,7 +86,7 @@ class Tasks:
             self._ask_at = time.monotonic() + TICK
         return spec
 
-    def mourn(self, loss: Lost) -> Noted | Broken:
+    def requeue(self, loss: Lost) -> Noted | Broken:
         """Queue a run again whose worker is lost, or give it up."""
         spec, kind = self._out.pop(loss.key), (loss.key, loss.blameless)
         self._losses[kind] += 1
@@ -98,16 +98,16 @@ class Tasks:
         return Noted(f"{loss.why} Its run ({spec.method}, {spec.domain_label}) is tried again.")
 
 
-def drive(crew: Crew, tasks: Tasks) -> Iterator[Event]:
-    """Keep a crew busy until all runs are done or given up."""
+def drive(pool: WorkerPool, tasks: Tasks) -> Iterator[Event]:
+    """Keep a pool busy until all runs are done or given up."""
     while True:
-        while crew.has_room() and (spec := tasks.take()) is not None:
-            crew.give(spec)
-        if tasks.ended and not crew.is_busy():
+        while pool.has_room() and (spec := tasks.take()) is not None:
+            pool.give(spec)
+        if tasks.ended and not pool.is_busy():
             return
         quiet = True
-        for news in crew.collect(TICK):
+        for news in pool.collect(TICK):
             quiet = False
-            yield tasks.mourn(news) if isinstance(news, Lost) else news
+            yield tasks.requeue(news) if isinstance(news, Lost) else news
         if quiet:
             yield Waited()

@@ -16,9 +16,9 @@ import torch
 
 from ttvd.bench.engines.events import Advanced, Broken, Event, Finished, Job, Prepare, Shared, Started
 from ttvd.bench.job import execute
-from ttvd.bench.setting import Setting
+from ttvd.bench.resources import Resources
 from ttvd.bench.spec import Run, Spec
-from ttvd.bench.supply import Supply
+from ttvd.bench.worker_config import WorkerConfig
 
 REPORT_EVERY = 0.2  # seconds between two reports on one run
 _MIXED = (
@@ -27,13 +27,13 @@ _MIXED = (
 )
 
 
-def prepare_bench(setting: Setting, shared: Shared) -> Job:
-    """The job of a real worker: runs with what one supply has."""
-    return partial(_execute, Supply(setting, shared))
+def prepare_bench(setting: WorkerConfig, shared: Shared) -> Job:
+    """The job of a real worker: runs with what one resources has."""
+    return partial(_execute, Resources(setting, shared))
 
 
-def _execute(supply: Supply, spec: Spec, progress: Callable[[int, int], None]) -> Run:
-    return execute(spec, supply, progress)
+def _execute(resources: Resources, spec: Spec, progress: Callable[[int, int], None]) -> Run:
+    return execute(spec, resources, progress)
 
 
 class Worker:
@@ -46,7 +46,7 @@ class Worker:
         shared: For the job.
     """
 
-    def __init__(self, name: str, prepare: Prepare, setting: Setting, shared: Shared) -> None:
+    def __init__(self, name: str, prepare: Prepare, setting: WorkerConfig, shared: Shared) -> None:
         self.name = name
         self._threads = setting.threads
         self._failure: str | None = None

@@ -16,8 +16,8 @@ from ttvd.bench.figures.slices import SliceOptions, check_slices, compute_slices
 from ttvd.bench.figures.values import Description, Tree, pack
 from ttvd.bench.recipe import Recipe
 from ttvd.bench.recipe.parts import FigurePart
+from ttvd.bench.resources import Resources
 from ttvd.bench.store import Store
-from ttvd.bench.supply import Supply
 from ttvd.data.corruptions.checks import check_choice
 
 Check = Callable[[Scene, Any], object]
@@ -61,12 +61,12 @@ def name_figures(recipe: Recipe) -> dict[str, FigurePart]:
     return {f"{place:02}-{part.kind}": part for place, part in enumerate(recipe.figures, 1)}
 
 
-def check_figures(recipe: Recipe, supply: Supply | None = None) -> None:
+def check_figures(recipe: Recipe, resources: Resources | None = None) -> None:
     """Refuse figures that cannot be made, before anything starts.
 
     Args:
         recipe: Whose figures.
-        supply: Where models and data are found; without it only names and values of options are checked.
+        resources: Where models and data are found; without it only names and values of options are checked.
 
     Raises:
         ValueError: A kind or an option is unknown (the allowed names are given), a value cannot be used, or the
@@ -75,8 +75,8 @@ def check_figures(recipe: Recipe, supply: Supply | None = None) -> None:
     for name, part in name_figures(recipe).items():
         try:
             options = _read_options(part, recipe)
-            if supply is not None:
-                _check_model(options, recipe, supply, KINDS[part.kind].check)
+            if resources is not None:
+                _check_model(options, recipe, resources, KINDS[part.kind].check)
         except ValueError as error:
             raise ValueError(f"recipe {recipe.name}, figure {name}: {error}") from error
 
@@ -90,39 +90,41 @@ def _read_options(part: FigurePart, recipe: Recipe) -> Options:
     return kind(**values).complete(recipe)
 
 
-def _check_model(options: Options, recipe: Recipe, supply: Supply, check: Check) -> None:
+def _check_model(options: Options, recipe: Recipe, resources: Resources, check: Check) -> None:
     assert options.checkpoint is not None
-    if supply.source(options.checkpoint).sites is not None:  # to estimate them now would take long
-        check(set_scene(options, recipe, supply, seed=0), options)
+    if resources.source(options.checkpoint).sites is not None:  # to estimate them now would take long
+        check(set_scene(options, recipe, resources, seed=0), options)
 
 
-def make_figure(part: FigurePart, recipe: Recipe, supply: Supply, seed: int = 0) -> tuple[Description, bytes]:
+def make_figure(
+    part: FigurePart, recipe: Recipe, resources: Resources, seed: int = 0
+) -> tuple[Description, bytes]:
     """Compute what a figure is drawn from.
 
     Args:
         part: Kind and options.
         recipe: Whose data.
-        supply: Where models and data are found.
+        resources: Where models and data are found.
         seed: Of the choice and the order of images.
 
     Returns:
         Facts as JSON can hold them, and arrays as safetensors bytes; ``ttvd.report.figures`` draws them.
     """
     options, kind = _read_options(part, recipe), KINDS[part.kind]
-    scene = set_scene(options, recipe, supply, seed)
+    scene = set_scene(options, recipe, resources, seed)
     facts, arrays = kind.compute(scene, options)
-    shared = {"kind": part.kind, "key": _make_key(part, recipe, supply, seed)}
+    shared = {"kind": part.kind, "key": _make_key(part, recipe, resources, seed)}
     return shared | scene.description | facts, pack(arrays)
 
 
 def make_figures(
-    recipe: Recipe, supply: Supply, store: Store, progress: Callable[[str], None] | None = None
+    recipe: Recipe, resources: Resources, store: Store, progress: Callable[[str], None] | None = None
 ) -> Made:
     """Make the figures of a recipe that the store does not have; one that fails does not stop the others.
 
     Args:
         recipe: Whose figures, with its first seed.
-        supply: Where models and data are found.
+        resources: Where models and data are found.
         store: Where figures are kept. One is made again if its options, the model or the data have changed.
         progress: Called with the name of each figure before it is made.
     """
@@ -130,12 +132,12 @@ def make_figures(
     made, kept, failed = [], [], {}
     for name, part in name_figures(recipe).items():
         try:
-            if have.get(name) == _make_key(part, recipe, supply, recipe.seeds[0]):
+            if have.get(name) == _make_key(part, recipe, resources, recipe.seeds[0]):
                 kept.append(name)
                 continue
             if progress is not None:
                 progress(name)
-            description, payload = make_figure(part, recipe, supply, recipe.seeds[0])
+            description, payload = make_figure(part, recipe, resources, recipe.seeds[0])
         except Exception:
             failed[name] = traceback.format_exc()
             continue
@@ -144,9 +146,9 @@ def make_figures(
     return Made(tuple(made), tuple(kept), failed)
 
 
-def _make_key(part: FigurePart, recipe: Recipe, supply: Supply, seed: int) -> str:
+def _make_key(part: FigurePart, recipe: Recipe, resources: Resources, seed: int) -> str:
     """Of everything that decides the figure."""
     options = _read_options(part, recipe)
-    spec = make_spec(options, recipe, supply, seed)
+    spec = make_spec(options, recipe, resources, seed)
     deciding = [part.kind, KINDS[part.kind].revision, asdict(options), spec.key]
     return hashlib.sha256(json.dumps(deciding, sort_keys=True).encode()).hexdigest()[:16]

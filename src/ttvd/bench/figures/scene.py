@@ -13,8 +13,8 @@ from torch import Tensor
 
 from ttvd.bench.figures.values import Description, Trace
 from ttvd.bench.recipe import Recipe
+from ttvd.bench.resources import CORRUPTED, OFFICIAL, PARTIAL, Resources
 from ttvd.bench.spec import CLEAN, Domain, Spec
-from ttvd.bench.supply import CORRUPTED, OFFICIAL, PARTIAL, Supply
 from ttvd.data.corruptions import CORRUPTIONS, EXTRA, describe
 from ttvd.data.corruptions.checks import check_choice, check_severity
 from ttvd.data.streams import batches, iid
@@ -83,13 +83,13 @@ class Stream:
     """Batches in a seeded order, which can be gone through again.
 
     Attributes:
-        supply: Where images come from.
+        resources: Where images come from.
         spec: Which images.
         labels: (n,) of all images of the spec, as outputs of the model.
         rows: The places of those that are used.
     """
 
-    supply: Supply
+    resources: Resources
     spec: Spec
     labels: Tensor
     rows: Tensor
@@ -97,7 +97,7 @@ class Stream:
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         for index in batches(iid(len(self.rows), self.spec.seed), self.spec.batch_size):
             rows = self.rows[torch.from_numpy(index)]
-            yield self.supply.batch(self.spec, self.spec.domains[0], rows), self.labels[rows]
+            yield self.resources.batch(self.spec, self.spec.domains[0], rows), self.labels[rows]
 
     def clean(self) -> Stream | None:
         """The same images in the same order as they were before the corruption; None where the set comes corrupted."""
@@ -137,24 +137,24 @@ class Scene:
     description: Description
 
 
-def set_scene(options: Options, recipe: Recipe, supply: Supply, seed: int) -> Scene:
+def set_scene(options: Options, recipe: Recipe, resources: Resources, seed: int) -> Scene:
     """Gather what a figure needs.
 
     Args:
         options: Complete, as :meth:`Options.complete` makes them.
         recipe: Which data.
-        supply: Where model and data are found.
+        resources: Where model and data are found.
         seed: Of the choice and the order of the images.
     """
     assert options.checkpoint is not None
-    parts, sites = find_model(options.checkpoint, recipe.data.set, supply)
-    spec = make_spec(options, recipe, supply, seed)
-    labels, names = _read_labels(spec, supply, sites.num_classes)
+    parts, sites = find_model(options.checkpoint, recipe.data.set, resources)
+    spec = make_spec(options, recipe, resources, seed)
+    labels, names = _read_labels(spec, resources, sites.num_classes)
     usable = (labels < sites.num_classes).nonzero()[:, 0]
     if len(usable) == 0:
         raise ValueError(f"{spec.data} has no image of a class that {spec.checkpoint} knows")
     chosen = np.random.default_rng(seed).permutation(len(usable))[: options.limit]
-    stream = Stream(supply, spec, labels, usable[torch.from_numpy(np.sort(chosen))])
+    stream = Stream(resources, spec, labels, usable[torch.from_numpy(np.sort(chosen))])
     facts = {
         "data": spec.data,
         "checkpoint": spec.checkpoint,
@@ -166,10 +166,10 @@ def set_scene(options: Options, recipe: Recipe, supply: Supply, seed: int) -> Sc
     return Scene(parts, sites, stream, facts | describe_images(spec.domains[0], spec.constants, names))
 
 
-def find_model(checkpoint: str, data: str, supply: Supply) -> tuple[SplitModel, Sites]:
+def find_model(checkpoint: str, data: str, resources: Resources) -> tuple[SplitModel, Sites]:
     """A source model whose head tells rotations apart, and its sites."""
-    parts = split(supply.source(checkpoint).model)
-    sites: Sites = supply.ingredients(find_method("civd"), checkpoint, data, 1.0)["sites"]
+    parts = split(resources.source(checkpoint).model)
+    sites: Sites = resources.requirements(find_method("civd"), checkpoint, data, 1.0)["sites"]
     if sites.views == 1 or parts.linear.out_features != sites.num_classes * sites.views:
         raise ValueError(
             f"{checkpoint} has {parts.linear.out_features} outputs for {sites.num_classes} classes; a figure needs a "
@@ -178,7 +178,7 @@ def find_model(checkpoint: str, data: str, supply: Supply) -> tuple[SplitModel, 
     return parts, sites
 
 
-def make_spec(options: Options, recipe: Recipe, supply: Supply, seed: int) -> Spec:
+def make_spec(options: Options, recipe: Recipe, resources: Resources, seed: int) -> Spec:
     """Which images a figure uses: those of the recipe's runs, so that they are not corrupted once more."""
     assert options.checkpoint is not None
     assert options.corruption is not None
@@ -186,9 +186,9 @@ def make_spec(options: Options, recipe: Recipe, supply: Supply, seed: int) -> Sp
     data, domain = recipe.data, Domain(options.corruption, options.severity)
     return Spec(
         checkpoint=options.checkpoint,
-        weights=supply.weights(options.checkpoint, find_method("civd"), 1.0, {}),
+        weights=resources.weights(options.checkpoint, find_method("civd"), 1.0, {}),
         data=data.set,
-        content=supply.content(data.set, [domain]),
+        content=resources.content(data.set, [domain]),
         domains=(domain,),
         method="bn",
         constants=OFFICIAL if data.set in CORRUPTED else data.constants,
@@ -198,12 +198,12 @@ def make_spec(options: Options, recipe: Recipe, supply: Supply, seed: int) -> Sp
     )
 
 
-def _read_labels(spec: Spec, supply: Supply, outputs: int) -> tuple[Tensor, list[str]]:
+def _read_labels(spec: Spec, resources: Resources, outputs: int) -> tuple[Tensor, list[str]]:
     """Labels as outputs of the model, and the names of the outputs; numbers where the set names no classes."""
-    labels, partial = supply.labels(spec), supply.restriction(spec.data)
+    labels, partial = resources.labels(spec), resources.restriction(spec.data)
     if partial is not None:
         labels = partial.to_outputs(labels)
-    classes = supply.base(PARTIAL.get(spec.data, spec.data), spec.domains[0]).classes or ()
+    classes = resources.base(PARTIAL.get(spec.data, spec.data), spec.domains[0]).classes or ()
     return labels, [classes[k] if k < len(classes) else str(k) for k in range(outputs)]
 
 

@@ -36,6 +36,6 @@ def cut_lines(recipe: Recipe, labels: Sequence[str]) -> Recipe:
         methods=tuple(replace(entry.part, name=(entry.method.name,), label=entry.label) for entry in kept),
         reference=recipe.reference if recipe.reference in labels else None,
         # What none of them takes was meant for others, and is no mistake here.
-        set={name: value for name, value in recipe.set.items() if name in has},
+        params={name: value for name, value in recipe.params.items() if name in has},
         grid={name: values for name, values in recipe.grid.items() if name in has},
     )

@@ -46,14 +46,14 @@ _PARTS: Mapping[str, Mapping[str, Kind]] = {
     "stream": {"order": TEXTS, "join": TEXT, "batch_size": WHOLES},
     "oracle": {"steps": WHOLE, "episodic": FLAG, "limit": WHOLE, "seeds": WHOLES},
     "methods": {
-        "name": TEXTS, "label": TEXT, "checkpoint": TEXT, "views": WHOLE, "set": TABLE, "grid": TABLE,
+        "name": TEXTS, "label": TEXT, "checkpoint": TEXT, "views": WHOLE, "params": TABLE, "grid": TABLE,
         "rules": VALUES, "seeds": WHOLES, "episodic": FLAG,
     },
     "figures": {"kind": TEXT},
 }  # fmt: skip
 _TOP: Mapping[str, Kind] = {
     "title": TEXT, "note": TEXT, "reference": TEXT, "rules": VALUES, "seeds": WHOLES, "sites": NUMBERS,
-    "precision": TEXT, "checkpoints": TABLE, "set": TABLE, "grid": TABLE,
+    "precision": TEXT, "checkpoints": TABLE, "params": TABLE, "grid": TABLE,
 }  # fmt: skip
 _NOUNS = {"seeds": "whole numbers", "corruptions": "names", "name": "names"}
 _REPEATED = ("methods", "figures")

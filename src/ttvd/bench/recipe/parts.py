@@ -77,7 +77,7 @@ class MethodPart:
         label: How the table calls it; the name unless given.
         checkpoint: The source model; chosen by what the method needs unless given.
         views: Views that are aggregated around a method that knows nothing of views.
-        set: Fixed parameters.
+        params: Fixed parameters.
         grid: Values to try for each parameter.
         rules: Rules of selection for this line; those of the recipe unless given.
         seeds: Likewise.
@@ -88,7 +88,7 @@ class MethodPart:
     label: str | None = None
     checkpoint: str | None = None
     views: int = 1
-    set: Mapping[str, Any] = field(default_factory=dict)
+    params: Mapping[str, Any] = field(default_factory=dict)
     grid: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     rules: tuple[Rule, ...] | None = None
     seeds: tuple[int, ...] | None = None
@@ -120,7 +120,7 @@ class Recipe:
         stream: How the images arrive.
         checkpoints: Source model by need: ``plain``, and any of ``"rotation head"``, ``"instance-aware norm"``,
             ``sites``.
-        set: Fixed parameters for all methods that have them.
+        params: Fixed parameters for all methods that have them.
         grid: Values to try, likewise.
         sites: Shares of the source data that class means are estimated from.
         precision: ``"float32"``, or ``"bfloat16"``: faster on GPUs, equal within the noise of a seed.
@@ -139,7 +139,7 @@ class Recipe:
     seeds: tuple[int, ...] = (0,)
     stream: StreamPart = StreamPart()
     checkpoints: Mapping[str, str] = field(default_factory=dict)
-    set: Mapping[str, Any] = field(default_factory=dict)
+    params: Mapping[str, Any] = field(default_factory=dict)
     grid: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     sites: tuple[float, ...] = (1.0,)
     precision: Precision = "float32"

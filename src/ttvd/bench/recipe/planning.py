@@ -8,12 +8,12 @@ from typing import Any, Literal
 
 import torch
 
+from ttvd.bench.fingerprints import check_method
 from ttvd.bench.job import build_adapter, identify_adapter, make_order, to_plain
-from ttvd.bench.origin import check_method
 from ttvd.bench.recipe.parts import NEEDS, MethodPart, Recipe, Rule
 from ttvd.bench.recipe.settings import check_settings, looking_for
+from ttvd.bench.resources import CORRUPTED, OFFICIAL, Resources
 from ttvd.bench.spec import Domain, Member, Spec
-from ttvd.bench.supply import CORRUPTED, OFFICIAL, Supply
 from ttvd.methods import Method, find_method, list_methods
 from ttvd.methods.fitting import fit_to_method
 
@@ -58,8 +58,8 @@ def list_entries(recipe: Recipe) -> list[Entry]:
 def _make_entry(recipe: Recipe, part: MethodPart, method: Method) -> Entry:
     has = method.parameters()
     # A recipe's own settings are for those methods that know them; a line's must fit.
-    fixed = {name: value for name, value in recipe.set.items() if name in has} | dict(part.set)
-    grid = {n: v for n, v in recipe.grid.items() if n in has and n not in part.set} | dict(part.grid)
+    fixed = {name: value for name, value in recipe.params.items() if name in has} | dict(part.params)
+    grid = {n: v for n, v in recipe.grid.items() if n in has and n not in part.params} | dict(part.grid)
     fixed = {name: value for name, value in fixed.items() if name not in grid}
     unknown = sorted({*fixed, *grid} - set(has))
     if unknown:
@@ -72,7 +72,7 @@ def _make_entry(recipe: Recipe, part: MethodPart, method: Method) -> Entry:
     elif "last" in rules:
         raise ValueError(
             f"recipe {recipe.name}: {method.name} has a grid; the rule 'last' needs one fixed setting. Use grid-best, "
-            "validation or oracle, or give the line a set = {...} without a grid"
+            "validation or oracle, or give the line a params = {...} without a grid"
         )
     if method.backwards == 0:  # without steps there is none to choose
         rules = tuple(rule for rule in rules if rule != "oracle") or (("grid-best",) if grid else ("last",))
@@ -94,7 +94,7 @@ def _choose_source(recipe: Recipe, part: MethodPart, method: Method) -> str:
     return recipe.checkpoints["plain"]
 
 
-def plan(recipe: Recipe, supply: Supply) -> list[Member]:
+def plan(recipe: Recipe, resources: Resources) -> list[Member]:
     """All runs that a recipe asks for, in the order in which they are best done.
 
     That is adapter by adapter, so that a worker builds few of them; but corruption by corruption where a worker cannot
@@ -102,7 +102,7 @@ def plan(recipe: Recipe, supply: Supply) -> list[Member]:
 
     Args:
         recipe: As :func:`~ttvd.bench.recipe.read_recipe` gives it.
-        supply: Where models and data are found.
+        resources: Where models and data are found.
 
     Raises:
         ValueError: A method, parameter, model or data set does not fit; nothing has been run.
@@ -115,10 +115,10 @@ def plan(recipe: Recipe, supply: Supply) -> list[Member]:
             f"recipe {recipe.name}: {sorted(both)[0]} is reported and chooses parameters too; take it out of "
             "[data] corruptions, or give [data] validation others"
         )
-    members = list(_spread(recipe, entries, supply))
-    _check_members(recipe, members, supply)
+    members = list(_spread(recipe, entries, resources))
+    _check_members(recipe, members, resources)
     specs = [member.spec for member in members]
-    together = (identify_adapter, attrgetter("batch_size")) if supply.keeps_all(specs) else ()
+    together = (identify_adapter, attrgetter("batch_size")) if resources.keeps_all(specs) else ()
     ranks = [_rank(map(kind, specs)) for kind in (*together, attrgetter("domains"))]
     ranked = sorted(zip(zip(*ranks, strict=True), members, strict=True), key=itemgetter(0))
     return [member for _, member in ranked]
@@ -130,7 +130,7 @@ def _rank(kinds: Iterable[Hashable]) -> list[int]:
     return [places.setdefault(kind, len(places)) for kind in kinds]
 
 
-def _check_members(recipe: Recipe, members: Sequence[Member], supply: Supply) -> None:
+def _check_members(recipe: Recipe, members: Sequence[Member], resources: Resources) -> None:
     """Try once whatever may be wrong with some of the runs: their settings, their orders, what models say."""
     checked: set[tuple[Any, ...]] = set()
     for member in members:
@@ -144,35 +144,35 @@ def _check_members(recipe: Recipe, members: Sequence[Member], supply: Supply) ->
             if (check, *of) not in checked:
                 checked.add((check, *of))
                 try:
-                    check(spec, supply)
+                    check(spec, resources)
                 except (ValueError, TypeError, RuntimeError) as error:
                     raise ValueError(f"recipe {recipe.name}, line {member.label!r}: {error}") from error
 
 
-def _is_ready(spec: Spec, supply: Supply) -> bool:
+def _is_ready(spec: Spec, resources: Resources) -> bool:
     """Whether the adapter of a run can be built at once, without a pass over the source data."""
     needs = find_method(spec.method).needs
-    has_sites = spec.sites == 1.0 and supply.source(spec.checkpoint).sites is not None
+    has_sites = spec.sites == 1.0 and resources.source(spec.checkpoint).sites is not None
     return not needs & _SLOW and (has_sites or "sites" not in needs)
 
 
-def _check_cell(spec: Spec, supply: Supply) -> None:
-    check_method(spec, supply)
-    if _is_ready(spec, supply):
-        build_adapter(spec, supply)
+def _check_cell(spec: Spec, resources: Resources) -> None:
+    check_method(spec, resources)
+    if _is_ready(spec, resources):
+        build_adapter(spec, resources)
 
 
-def _check_outputs(spec: Spec, supply: Supply) -> None:
+def _check_outputs(spec: Spec, resources: Resources) -> None:
     """Show two images to the model: it must take them, and have an output for each class."""
-    shown, restriction = supply.base(spec.data, spec.domains[0]), supply.restriction(spec.data)
-    x = shown.floats(torch.arange(min(2, len(shown)))).to(supply.device)
-    if _is_ready(spec, supply):
-        outputs = build_adapter(spec, supply)(x).shape[1]
+    shown, restriction = resources.base(spec.data, spec.domains[0]), resources.restriction(spec.data)
+    x = shown.floats(torch.arange(min(2, len(shown)))).to(resources.device)
+    if _is_ready(spec, resources):
+        outputs = build_adapter(spec, resources)(x).shape[1]
     elif "sites" in find_method(spec.method).needs:
         return  # it is known when there are sites, whose estimation compares labels and head
     else:
         with torch.no_grad():
-            outputs = fit_to_method(supply.source(spec.checkpoint), find_method(spec.method), spec.views)(
+            outputs = fit_to_method(resources.source(spec.checkpoint), find_method(spec.method), spec.views)(
                 x
             ).shape[1]
     if restriction is not None:
@@ -186,13 +186,13 @@ def _check_outputs(spec: Spec, supply: Supply) -> None:
         raise ValueError(f"{spec.checkpoint} tells {outputs} classes apart, {spec.data} needs {classes}")
 
 
-def _spread(recipe: Recipe, entries: Sequence[Entry], supply: Supply) -> Iterator[Member]:
+def _spread(recipe: Recipe, entries: Sequence[Entry], resources: Resources) -> Iterator[Member]:
     """Every line over its settings, conditions, corruptions and seeds."""
     for entry, condition in itertools.product(entries, _list_conditions(recipe)):
         for values in itertools.product(*entry.grid.values()):
             varies = dict(zip(entry.grid, values, strict=True))
-            base = _make_spec(recipe, entry, condition, {**entry.fixed, **varies}, supply)
-            for role, spec in _list_runs(recipe, entry, base, supply):
+            base = _make_spec(recipe, entry, condition, {**entry.fixed, **varies}, resources)
+            for role, spec in _list_runs(recipe, entry, base, resources):
                 yield Member(recipe.name, entry.label, role, spec, varies, condition)
 
 
@@ -210,7 +210,11 @@ def _list_conditions(recipe: Recipe) -> list[dict[str, Any]]:
 
 
 def _make_spec(
-    recipe: Recipe, entry: Entry, condition: Mapping[str, Any], parameters: Mapping[str, Any], supply: Supply
+    recipe: Recipe,
+    entry: Entry,
+    condition: Mapping[str, Any],
+    parameters: Mapping[str, Any],
+    resources: Resources,
 ) -> Spec:
     """What all runs of a line, a setting and a condition have in common."""
     stream = recipe.stream
@@ -218,8 +222,8 @@ def _make_spec(
     defaults = entry.method.parameters()
     chosen = {name: _to_kind(value, defaults[name]) for name, value in {**defaults, **parameters}.items()}
     share = condition.get("sites", recipe.sites[0]) if "sites" in entry.method.needs else 1.0
-    with looking_for(recipe, "models", supply.setting.checkpoints, "--checkpoints", "the package"):
-        weights = supply.weights(entry.checkpoint, entry.method, share, chosen)
+    with looking_for(recipe, "models", resources.setting.checkpoints, "--checkpoints", "the package"):
+        weights = resources.weights(entry.checkpoint, entry.method, share, chosen)
     return Spec(
         checkpoint=entry.checkpoint,
         weights=weights,
@@ -248,7 +252,7 @@ def _to_kind(value: Any, default: Any) -> Any:
 
 
 def _list_runs(
-    recipe: Recipe, entry: Entry, base: Spec, supply: Supply
+    recipe: Recipe, entry: Entry, base: Spec, resources: Resources
 ) -> Iterator[tuple[Literal["test", "validation"], Spec]]:
     """The runs of a setting: those that are reported, and those that only choose."""
     specs = [base] if set(entry.rules) - {"oracle"} else []
@@ -260,15 +264,15 @@ def _list_runs(
         )
     for spec in specs:
         yield from (
-            ("test", run) for run in _list_domains(recipe, entry, spec, recipe.data.corruptions, supply)
+            ("test", run) for run in _list_domains(recipe, entry, spec, recipe.data.corruptions, resources)
         )
     if "validation" in entry.rules:
-        for run in _list_domains(recipe, entry, base, recipe.data.validation, supply):
+        for run in _list_domains(recipe, entry, base, recipe.data.validation, resources):
             yield "validation", run
 
 
 def _list_domains(
-    recipe: Recipe, entry: Entry, spec: Spec, corruptions: Sequence[str], supply: Supply
+    recipe: Recipe, entry: Entry, spec: Spec, corruptions: Sequence[str], resources: Resources
 ) -> Iterator[Spec]:
     domains = tuple(Domain(name, recipe.data.severity) for name in corruptions)
     streams = [(domain,) for domain in domains] if recipe.stream.join == "reset" else [domains]
@@ -281,8 +285,8 @@ def _list_domains(
                 "of these, or rules without 'oracle'"
             )
     for seed, stream in itertools.product(seeds, streams):
-        with looking_for(recipe, "data sets", supply.setting.data, "--data", "the working folder"):
-            content = supply.content(spec.data, stream)
+        with looking_for(recipe, "data sets", resources.setting.data, "--data", "the working folder"):
+            content = resources.content(spec.data, stream)
         parameters = dict(spec.parameters)
         if "seed" in parameters and "seed" not in {**entry.fixed, **entry.grid}:
             parameters["seed"] = seed

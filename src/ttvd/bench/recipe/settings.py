@@ -28,7 +28,7 @@ def check_settings(recipe: Recipe, entries: "Iterable[Entry]") -> None:
         for name, value in pairs:
             if not (entry.method.takes_both(name) and (is_number(value) or isinstance(value, str))):
                 _check_value(f"recipe {recipe.name}, line {entry.label!r}", name, value, defaults[name])
-    for part, table in (("set", recipe.set), ("grid", recipe.grid)):
+    for part, table in (("params", recipe.params), ("grid", recipe.grid)):
         for name in table:
             if name not in known:
                 near = difflib.get_close_matches(name, sorted(known), n=1)

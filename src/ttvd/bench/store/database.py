@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from ttvd.bench.store.faults import StoreError, explained
+from ttvd.bench.store.errors import StoreError, explained
 from ttvd.bench.store.opening import open_database
 
 

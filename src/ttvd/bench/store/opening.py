@@ -6,7 +6,7 @@ import time
 from contextlib import closing
 from pathlib import Path
 
-from ttvd.bench.store.faults import PATIENCE, StoreError, explained, primary_code
+from ttvd.bench.store.errors import PATIENCE, StoreError, explained, primary_code
 from ttvd.bench.store.schema import check_pages, create_tables, is_store
 
 _MOUNTS = Path("/proc/self/mountinfo")

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ttvd.bench.store.codec import COLUMNS, Block, Line
-from ttvd.bench.store.faults import StoreError, describe_bad_run
+from ttvd.bench.store.errors import StoreError, describe_bad_run
 
 T = TypeVar("T")
 _AT_ONCE = 200  # runs in a query: SQLite limits the values that a query may have

@@ -4,7 +4,7 @@ import sqlite3
 from pathlib import Path
 from typing import Any
 
-from ttvd.bench.store.faults import StoreError, describe_damage
+from ttvd.bench.store.errors import StoreError, describe_damage
 
 VERSION = 1
 """Of the tables; it grows when they change. A store of a newer version is refused."""

@@ -1,4 +1,4 @@
-"""A jury of supports: those nearest to a sample say what it is (TAST)."""
+"""A ensemble of supports: those nearest to a sample say what it is (TAST)."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ _SHORT = 1e-12  # what is shorter is divided by this, as in torch's normalize
 
 
 @dataclass(frozen=True)
-class Jury:
+class PrototypeEnsemble:
     """Supports that judge other features, through the projections of one or more members (TAST).
 
     Args:
@@ -27,10 +27,10 @@ class Jury:
 
     Example:
         >>> slots = torch.tensor([[[1.0, 0.0]], [[0.0, 1.0]]])
-        >>> jury = Jury.of(slots, torch.ones(2, 1, dtype=torch.bool), lambda z: z[None], tau=10.0)
-        >>> jury.score(torch.tensor([[3.0, 0.0]])).tolist()
+        >>> ensemble = PrototypeEnsemble.of(slots, torch.ones(2, 1, dtype=torch.bool), lambda z: z[None], tau=10.0)
+        >>> ensemble.score(torch.tensor([[3.0, 0.0]])).tolist()
         [[[10.0, 0.0]]]
-        >>> [round(p, 3) for p in jury.ask(torch.tensor([[3.0, 1.0]]), neighbours=1)[1][0].tolist()]
+        >>> [round(p, 3) for p in ensemble.ask(torch.tensor([[3.0, 1.0]]), neighbours=1)[1][0].tolist()]
         [1.0, 0.0]
     """
 
@@ -42,8 +42,10 @@ class Jury:
     tau: float
 
     @classmethod
-    def of(cls, slots: Tensor, present: Tensor, project: Callable[[Tensor], Tensor], tau: float) -> "Jury":
-        """The jury of supports of which nothing else is known."""
+    def of(
+        cls, slots: Tensor, present: Tensor, project: Callable[[Tensor], Tensor], tau: float
+    ) -> "PrototypeEnsemble":
+        """The ensemble of supports of which nothing else is known."""
         means = slots.sum(1) / present.sum(1, keepdim=True).clamp_min(1)
         return cls(slots, present, means, torch.linalg.vector_norm(slots.detach(), dim=-1), project, tau)
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 
-class Dice(nn.Module):
+class RandomState(nn.Module):
     """A random generator whose state is a buffer.
 
     It lives on the CPU wherever the adapter is, so that a method draws the same numbers on every device; move what was
@@ -18,14 +18,14 @@ class Dice(nn.Module):
         seed: Where the sequence starts.
 
     Example:
-        >>> dice = Dice(0)
-        >>> with dice.roll() as generator:
+        >>> random_state = RandomState(0)
+        >>> with random_state.generator() as generator:
         ...     first = torch.rand(2, generator=generator)
-        >>> saved = {name: value.clone() for name, value in dice.state_dict().items()}
-        >>> with dice.roll() as generator:
+        >>> saved = {name: value.clone() for name, value in random_state.state_dict().items()}
+        >>> with random_state.generator() as generator:
         ...     second = torch.rand(2, generator=generator)
-        >>> _ = dice.load_state_dict(saved)
-        >>> with dice.roll() as generator:
+        >>> _ = random_state.load_state_dict(saved)
+        >>> with random_state.generator() as generator:
         ...     torch.equal(torch.rand(2, generator=generator), second)
         True
     """
@@ -37,7 +37,7 @@ class Dice(nn.Module):
         self.register_buffer("state", torch.Generator().manual_seed(seed).get_state())
 
     @contextmanager
-    def roll(self) -> Iterator[torch.Generator]:
+    def generator(self) -> Iterator[torch.Generator]:
         """A generator to draw from; what it has drawn is remembered at the end."""
         generator = torch.Generator()
         generator.set_state(self.state)

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from ttvd.engine.flat import all_finite
 from ttvd.geometry.precision import upcast
-from ttvd.nn.norms import Follower
+from ttvd.nn.norms import TracksStream
 
 START = 64
 """Images that the state at the start, equal shares in all batches, is worth."""
@@ -13,7 +13,7 @@ MEMORY = 1024
 """The most images that the state is worth; older ones count less and less."""
 
 
-class Sameness(Follower):
+class LabelShiftEstimator(TracksStream):
     """Follows how much more often two images are of one class in a batch than across batches.
 
     If the shares of a batch are drawn from a Dirichlet distribution of concentration A around those of the stream, two
@@ -32,12 +32,12 @@ class Sameness(Follower):
 
     Example:
         >>> from ttvd.nn.norms import following_stream
-        >>> sameness = Sameness(4, torch.zeros(()))
-        >>> mixed = sameness.concentration().item()
-        >>> with following_stream(sameness):
+        >>> label_shift = LabelShiftEstimator(4, torch.zeros(()))
+        >>> mixed = label_shift.concentration().item()
+        >>> with following_stream(label_shift):
         ...     for batch in range(50):  # the first all of class 0, the next all of class 1
-        ...         sameness.follow(9.0 * torch.eye(4)[[batch % 4]].expand(64, 4))
-        >>> mixed > 1e3, sameness.concentration().item() < 0.1
+        ...         label_shift.follow(9.0 * torch.eye(4)[[batch % 4]].expand(64, 4))
+        >>> mixed > 1e3, label_shift.concentration().item() < 0.1
         (True, True)
     """
 

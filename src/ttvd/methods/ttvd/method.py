@@ -21,11 +21,17 @@ from ttvd.methods.shared.losses import (
     mean_over,
     soft_ratio,
 )
-from ttvd.methods.ttvd.label_shift import Sameness
-from ttvd.methods.ttvd.online_temperature import Tempering
-from ttvd.methods.ttvd.options import check_answer, check_choice, check_full_step, check_terms, choose_need
+from ttvd.methods.ttvd.label_shift import LabelShiftEstimator
+from ttvd.methods.ttvd.online_temperature import OnlineTemperature
+from ttvd.methods.ttvd.options import (
+    check_answer,
+    check_choice,
+    check_reference_batch_size,
+    check_terms,
+    choose_step_scale,
+)
 from ttvd.methods.ttvd.presets import PRESETS
-from ttvd.methods.ttvd.step_scale import Need
+from ttvd.methods.ttvd.step_scale import StepScale
 from ttvd.nn.norms import Statistics
 from ttvd.nn.split import SplitModel, split
 from ttvd.nn.views import rotate
@@ -68,24 +74,24 @@ class TTVD(GradientAdapter):
         tau: Temperature; unless given, the one that was fitted on held-out source data.
         shift: Constant added to power distances before the exponent; by default the smallest that makes them
             non-negative everywhere (see ``ttvd.geometry.view_influence``).
-        filter: Use only samples to which the Voronoi and the power diagram give the same class. By default where the
+        agreement_filter: Use only samples to which the Voronoi and the power diagram give the same class. By default where the
             head knows the classes alone: the known rotations of all samples do more than leaving some of them out.
-        diversity: Weight of the term that keeps the mean prediction of a batch from collapsing to few classes.
-        known: Weight of -log p(rotation a) of the views a, over all samples: this label is true whatever the filter
+        diversity_weight: Weight of the term that keeps the mean prediction of a batch from collapsing to few classes.
+        rotation_weight: Weight of -log p(rotation a) of the views a, over all samples: this label is true whatever the filter
             says, so that all of a batch is used. The head must tell rotations apart; unless given, 1 where it does and
             more than the upright view is looked at.
-        ratio: Weight of the soft likelihood ratio over the cells of each view, of the kept samples.
+        slr_weight: Weight of the soft likelihood ratio over the cells of each view, of the kept samples.
         prior: Number of imagined images, spread evenly over the classes, with which the shares of the classes in a
             batch are estimated; answers are corrected for these shares (``ttvd.geometry.prior``). ``"stream"`` finds
-            the number along the stream (:class:`~ttvd.methods.ttvd.label_shift.Sameness`). None for no correction, which is
+            the number along the stream (:class:`~ttvd.methods.ttvd.label_shift.LabelShiftEstimator`). None for no correction, which is
             also what a large number comes to.
-        soften: Factor on the temperature of answers, and of them alone: above 1 they are less confident. ``"stream"``
-            measures it on the known rotations (:class:`~ttvd.methods.ttvd.online_temperature.Tempering`). Unless given, that where
+        output_temperature: Factor on the temperature of answers, and of them alone: above 1 they are less confident. ``"stream"``
+            measures it on the known rotations (:class:`~ttvd.methods.ttvd.online_temperature.OnlineTemperature`). Unless given, that where
             several rotations are looked at and told apart, else 1. With a prior it also decides how sure shares are.
-        full_step: Number of images from which on a step is full; a batch of fewer, b, takes b / full_step of one.
+        reference_batch_size: Number of images from which on a step is full; a batch of fewer, b, takes b / reference_batch_size of one.
             With SGD only, and 64 there unless given; 1 for full steps always.
-        by_need: Multiply steps by how far known rotations are from what they are on source data
-            (:class:`~ttvd.methods.ttvd.step_scale.Need`). With SGD only, and by default there if the sites know that and
+        adaptive_step: Multiply steps by how far known rotations are from what they are on source data
+            (:class:`~ttvd.methods.ttvd.step_scale.StepScale`). With SGD only, and by default there if the sites know that and
             several rotations are looked at and told apart.
         lr: Learning rate; the default is one for SGD without momentum, Adam wants about 0.001.
         optimizer: ``"sgd"`` or ``"adam"``.
@@ -108,14 +114,14 @@ class TTVD(GradientAdapter):
         gamma: float = 1.0,
         tau: float | None = None,
         shift: float | None = None,
-        filter: bool | None = None,
-        diversity: float = 1.0,
-        known: float | None = None,
-        ratio: float = 0.3,
+        agreement_filter: bool | None = None,
+        diversity_weight: float = 1.0,
+        rotation_weight: float | None = None,
+        slr_weight: float = 0.3,
         prior: float | Literal["stream"] | None = "stream",
-        soften: float | Literal["stream"] | None = None,
-        full_step: int | None = None,
-        by_need: bool | None = None,
+        output_temperature: float | Literal["stream"] | None = None,
+        reference_batch_size: int | None = None,
+        adaptive_step: bool | None = None,
         lr: float = 0.05,
         optimizer: str = "sgd",
         momentum: float | None = None,
@@ -148,23 +154,31 @@ class TTVD(GradientAdapter):
         self.shift = shift
         self.views = views
         self.head_views = self.model.linear.out_features // sites.num_classes
-        self.filter = structure == "cipd" and self.head_views == 1 if filter is None else filter
+        self.agreement_filter = (
+            structure == "cipd" and self.head_views == 1 if agreement_filter is None else agreement_filter
+        )
         several = min(self.views, self.head_views) > 1  # of one rotation nothing can be learnt
-        self.known = float(several) if known is None else known
-        self.ratio = ratio if self.model.linear.out_features > 1 else 0.0  # one cell has no others
-        self.diversity = diversity
-        check_terms(self.known, ratio, diversity, self.head_views)
-        soften = ("stream" if several else 1.0) if soften is None else soften
-        check_answer(prior, soften, self.head_views)
-        check_full_step(full_step, optimizer)
+        self.rotation_weight = float(several) if rotation_weight is None else rotation_weight
+        self.slr_weight = slr_weight if self.model.linear.out_features > 1 else 0.0  # one cell has no others
+        self.diversity_weight = diversity_weight
+        check_terms(self.rotation_weight, slr_weight, diversity_weight, self.head_views)
+        output_temperature = (
+            ("stream" if several else 1.0) if output_temperature is None else output_temperature
+        )
+        check_answer(prior, output_temperature, self.head_views)
+        check_reference_batch_size(reference_batch_size, optimizer)
         self.prior = prior if prior is None or isinstance(prior, str) else float(prior)
-        self.soften = soften
-        self.full_step = full_step or (64 if optimizer == "sgd" else 1)
+        self.output_temperature = output_temperature
+        self.reference_batch_size = reference_batch_size or (64 if optimizer == "sgd" else 1)
         shares = prior == "stream" and sites.num_classes > 1  # one class has no shares
-        self.sameness = Sameness(sites.num_classes, self.model.linear.weight) if shares else None
-        self.tempering = Tempering(self.model.linear.weight) if soften == "stream" else None
-        usual = choose_need(by_need, sites.rotation_loss if several else None, optimizer)
-        self.need = None if usual is None else Need(usual, self.model.linear.weight)
+        self.label_shift = (
+            LabelShiftEstimator(sites.num_classes, self.model.linear.weight) if shares else None
+        )
+        self.online_temperature = (
+            OnlineTemperature(self.model.linear.weight) if output_temperature == "stream" else None
+        )
+        usual = choose_step_scale(adaptive_step, sites.rotation_loss if several else None, optimizer)
+        self.step_scale = None if usual is None else StepScale(usual, self.model.linear.weight)
         self._place_diagrams(sites)
 
     def _place_diagrams(self, sites: Sites) -> None:
@@ -180,7 +194,7 @@ class TTVD(GradientAdapter):
 
     def output(self, x: Tensor) -> Tensor:
         """Class scores F / tau of the structure, softened and corrected for the shares of the classes."""
-        return self._answer(self._soften(self._scores(*self._look(x), self.structure) / self.tau))
+        return self._answer(self._temper(self._scores(*self._look(x), self.structure) / self.tau))
 
     def stream_parts(self) -> nn.Module:
         """The norms of the network, and what is known of the batches."""
@@ -201,42 +215,46 @@ class TTVD(GradientAdapter):
         out = self._scores(z, logits, self.structure) / self.tau
         judged = logits[: self.power.views]  # a head without rotations judges the upright view alone
         logs = log_posteriors(judged)  # once, for all terms that look at the joint cells
-        asked = self.known or self.tempering is not None or self.need is not None
+        asked = self.rotation_weight or self.online_temperature is not None or self.step_scale is not None
         rotations = log_rotations(logs, self.head_views) if asked else None
-        soft = self._soften(out.detach())
+        soft = self._temper(out.detach())
         answer = self._answer(soft)
         kept = self._keep(z, logits, out)
         each, share = self._objective(z, logs, out, answer.argmax(1)), kept_fraction(kept)
-        if self.ratio:
-            each = each + self.ratio * soft_ratio(logs).mean(0)
+        if self.slr_weight:
+            each = each + self.slr_weight * soft_ratio(logs).mean(0)
         loss = mean_over(each, kept)
-        if self.known and rotations is not None:
-            loss = loss - self.known * rotations.diagonal(dim1=0, dim2=2).mean()
+        if self.rotation_weight and rotations is not None:
+            loss = loss - self.rotation_weight * rotations.diagonal(dim1=0, dim2=2).mean()
             share = torch.ones_like(share)  # what the filter drops has a true label still: all take part
-        if self.diversity:
-            loss = loss + self.diversity * imbalance(out)
-        return answer, loss * min(1.0, len(out) / self.full_step), share, soft, rotations
+        if self.diversity_weight:
+            loss = loss + self.diversity_weight * imbalance(out)
+        return answer, loss * min(1.0, len(out) / self.reference_batch_size), share, soft, rotations
 
     @torch.no_grad()
     def _follow(self, soft: Tensor, rotations: Tensor | None) -> Tensor | float:
         """Let all that is known of the stream take the batch in; returns how much of a step it needs."""
-        if self.sameness is not None:
-            self.sameness.follow(soft)
-        if self.tempering is not None and rotations is not None:
-            self.tempering.follow(rotations)
-        if self.need is None or rotations is None:
+        if self.label_shift is not None:
+            self.label_shift.follow(soft)
+        if self.online_temperature is not None and rotations is not None:
+            self.online_temperature.follow(rotations)
+        if self.step_scale is None or rotations is None:
             return 1.0
-        self.need.follow(rotations)
-        return self.need.factor()
+        self.step_scale.follow(rotations)
+        return self.step_scale.factor()
 
-    def _soften(self, out: Tensor) -> Tensor:
-        return out / (float(self.soften) if self.tempering is None else self.tempering.factor())
+    def _temper(self, out: Tensor) -> Tensor:
+        return out / (
+            float(self.output_temperature)
+            if self.online_temperature is None
+            else self.online_temperature.factor()
+        )
 
     @torch.no_grad()
     def _answer(self, soft: Tensor) -> Tensor:
         """What is returned for softened scores: they, corrected for the shares of the classes."""
-        if self.sameness is not None:
-            return soft + shift_weights(soft, self.sameness.concentration())
+        if self.label_shift is not None:
+            return soft + shift_weights(soft, self.label_shift.concentration())
         return soft + shift_weights(soft, self.prior) if isinstance(self.prior, float) else soft
 
     def _look(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -260,7 +278,7 @@ class TTVD(GradientAdapter):
     @torch.no_grad()
     def _keep(self, z: Tensor, logits: Tensor, out: Tensor) -> Tensor:
         """Which samples both diagrams give to the same class; ``out`` are the scores of the structure."""
-        if not self.filter:
+        if not self.agreement_filter:
             return torch.ones(z.shape[1], dtype=torch.bool, device=z.device)
         known = {"civd" if self.structure in ("vd", "civd") else "cipd": out}
         both = (known[kind] if kind in known else self._scores(z, logits, kind) for kind in ("civd", "cipd"))

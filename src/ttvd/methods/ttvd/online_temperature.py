@@ -5,7 +5,7 @@ from torch import Tensor
 
 from ttvd.engine.flat import all_finite
 from ttvd.geometry.precision import upcast
-from ttvd.nn.norms import Follower
+from ttvd.nn.norms import TracksStream
 
 START = 64.0
 """Information that the opinion at hand is worth before anything was seen, and that is never forgotten.
@@ -15,10 +15,10 @@ An image of moderate doubt has about 0.5: so one wrong view among thousands that
 MEMORY = 512
 """Images of a memory that fades from the first on: a batch of n forgets n / MEMORY of what was before."""
 POWER = 0.7
-"""What the temperature of rotations is raised to for answers; see :class:`Tempering`."""
+"""What the temperature of rotations is raised to for answers; see :class:`OnlineTemperature`."""
 
 
-class Tempering(Follower):
+class OnlineTemperature(TracksStream):
     """Follows the temperature at which the head would be right about rotations as often as it says.
 
     Nobody knows the classes of a stream, but every view was turned by a known angle. With l the logarithms of the
@@ -34,12 +34,12 @@ class Tempering(Follower):
 
     Example:
         >>> from ttvd.nn.norms import following_stream
-        >>> tempering = Tempering(torch.zeros(()))
+        >>> online_temperature = OnlineTemperature(torch.zeros(()))
         >>> sure = torch.tensor([[3.0, 0.0], [0.0, 3.0]]).log_softmax(1)  # sure of the rotations 0 and 1
-        >>> with following_stream(tempering):
+        >>> with following_stream(online_temperature):
         ...     for _ in range(20):
-        ...         tempering.follow(sure.repeat(2, 32, 1))  # which is right in half of the cases
-        >>> bool(tempering.factor() > 1.5)
+        ...         online_temperature.follow(sure.repeat(2, 32, 1))  # which is right in half of the cases
+        >>> bool(online_temperature.factor() > 1.5)
         True
     """
 

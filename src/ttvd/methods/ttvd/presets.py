@@ -5,22 +5,22 @@ from typing import Any
 from ttvd.nn.norms import Statistics
 
 _PLAIN = {
-    "filter": False,
-    "diversity": 0.0,
-    "known": 0.0,
-    "ratio": 0.0,
+    "agreement_filter": False,
+    "diversity_weight": 0.0,
+    "rotation_weight": 0.0,
+    "slr_weight": 0.0,
     "prior": None,
-    "soften": 1.0,
-    "full_step": 1,
-    "by_need": False,
+    "output_temperature": 1.0,
+    "reference_batch_size": 1,
+    "adaptive_step": False,
     "lr": 1e-3,
     "momentum": 0.9,
     "statistics": Statistics.batch(),
 }
 """What the paper and its code do without."""
 _PAPER = _PLAIN | {"objective": "entropy", "gamma": -0.8}
-_THIRD = _PAPER | {"structure": "cipd", "filter": True}
-_CODE = _PLAIN | {"objective": "joint", "filter": True}
+_THIRD = _PAPER | {"structure": "cipd", "agreement_filter": True}
+_CODE = _PLAIN | {"objective": "joint", "agreement_filter": True}
 PRESETS: tuple[tuple[str, str, dict[str, Any], int], ...] = (
     ("ttvd", "Views agree on a class; each learns the cell of that class and its own rotation.", {}, 6),
     (

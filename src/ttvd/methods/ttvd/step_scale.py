@@ -5,7 +5,7 @@ from torch import Tensor
 
 from ttvd.engine.flat import all_finite
 from ttvd.geometry.precision import upcast
-from ttvd.nn.norms import Follower
+from ttvd.nn.norms import TracksStream
 
 SCALE = 0.1
 """Nats above the loss on source data from which on steps are full."""
@@ -13,7 +13,7 @@ MEMORY = 256
 """The most images that what is known of the stream is worth."""
 
 
-class Need(Follower):
+class StepScale(TracksStream):
     """Follows how far the loss of known rotations lies above what it is on source data.
 
     A stream like the source needs no adaptation, and steps do harm there: they follow the noise of batches. Nobody
@@ -27,7 +27,7 @@ class Need(Follower):
 
     Example:
         >>> from ttvd.nn.norms import following_stream
-        >>> need = Need(0.1, torch.zeros(()))
+        >>> need = StepScale(0.1, torch.zeros(()))
         >>> with following_stream(need):
         ...     need.follow(torch.tensor([[[0.9, 0.1]], [[0.1, 0.9]]]).log().expand(2, 64, 2))  # sure, and right
         >>> round(need.factor().item(), 2)

@@ -13,12 +13,12 @@ import torch
 from ttvd import __version__
 from ttvd.bench.engines.events import Broken, Event, Finished, Prepare
 from ttvd.bench.engines.worker import Worker
-from ttvd.bench.setting import Setting
 from ttvd.bench.spec import Spec
+from ttvd.bench.worker_config import WorkerConfig
 from ttvd.data.sets import ImageSet
 
 
-class Hand:
+class RayWorker:
     """Does runs; made into an actor by :class:`~ttvd.bench.engines.ray.RayEngine`.
 
     Args:
@@ -27,7 +27,7 @@ class Hand:
         sets: Ray's references to the arrays of test sets, by name.
     """
 
-    def __init__(self, prepare: Prepare, setting: Setting, sets: Mapping[str, Any]) -> None:
+    def __init__(self, prepare: Prepare, setting: WorkerConfig, sets: Mapping[str, Any]) -> None:
         import ray
 
         shared = {name: _wrap(*ray.get(parts)) for name, parts in sets.items()}

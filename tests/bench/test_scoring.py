@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 import ttvd
 from ttvd.bench import Row, run
-from ttvd.bench.answers import CHUNK, Answer, Chunk, Clock, Score, Scores
+from ttvd.bench.scoring import CHUNK, Answer, Chunk, Clock, Score, Scores
 
 
 class Elsewhere(Tensor):
@@ -60,7 +60,7 @@ def far_chunks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
             made.append(len(answers))
             super().__init__([a._replace(logits=a.logits.as_subclass(Tensor)) for a in answers])
 
-    monkeypatch.setattr("ttvd.bench.answers.Chunk", Near)
+    monkeypatch.setattr("ttvd.bench.scoring.Chunk", Near)
     return made
 
 

@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ttvd.bench.origin import count_anchored_views, hash_sites
+from ttvd.bench.fingerprints import count_anchored_views, hash_sites
 from ttvd.bench.reuse import Adapters
-from ttvd.bench.setting import Setting
 from ttvd.bench.spec import CLEAN, Domain, Spec
+from ttvd.bench.worker_config import WorkerConfig
 from ttvd.data.corruptions import corrupt
 from ttvd.data.sets import ClassMap, ImageFolder, ImageSet, find_classes, load_set
 from ttvd.methods import Method
@@ -39,8 +39,8 @@ _ROOM = 2**30  # bytes for the images of domains; those of a run are kept in any
 Images = ImageSet | ImageFolder
 
 
-class Supply:
-    """Source models, images and ingredients for runs.
+class Resources:
+    """Source models, images and requirements for runs.
 
     Args:
         setting: Where things are and on what device they are wanted.
@@ -50,7 +50,7 @@ class Supply:
         adapters: What runs can share.
     """
 
-    def __init__(self, setting: Setting, shared: Mapping[str, ImageSet] | None = None) -> None:
+    def __init__(self, setting: WorkerConfig, shared: Mapping[str, ImageSet] | None = None) -> None:
         self.setting = setting
         self.device = torch.device(setting.device)
         self._sets: dict[str, Images] = dict(shared or {})
@@ -82,10 +82,10 @@ class Supply:
         if sites is None:
             return self._weights[name]
         views = count_anchored_views(sites, parameters)
-        by_need = parameters.get("by_need", False) in (None, True)
-        key = ("sites hash", name, share, views, by_need)
+        adaptive_step = parameters.get("adaptive_step", False) in (None, True)
+        key = ("sites hash", name, share, views, adaptive_step)
         if key not in self._made:
-            self._made[key] = hash_sites(sites, views, by_need)
+            self._made[key] = hash_sites(sites, views, adaptive_step)
         return f"{self._weights[name]}+{self._made[key]}"
 
     def _sites(self, name: str, share: float) -> Sites | None:
@@ -219,7 +219,7 @@ class Supply:
                 f"outputs of the model, are not in {self._root()}: {error}"
             ) from error
 
-    def ingredients(
+    def requirements(
         self, method: Method, name: str, data: str, share: float, views: int = 1
     ) -> dict[str, Any]:
         """The sites, features and Fisher information that a method needs of a source model.

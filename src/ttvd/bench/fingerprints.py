@@ -12,8 +12,8 @@ from ttvd.nn.norms import Statistics
 from ttvd.zoo.sites import Sites
 
 if TYPE_CHECKING:
+    from ttvd.bench.resources import Resources
     from ttvd.bench.spec import Spec
-    from ttvd.bench.supply import Supply
 
 
 def count_anchored_views(sites: Sites, parameters: Mapping[str, Any]) -> int:
@@ -29,13 +29,13 @@ def count_anchored_views(sites: Sites, parameters: Mapping[str, Any]) -> int:
     return 1 if parameters.get("structure") in ("vd", "pd") else sites.views
 
 
-def hash_sites(sites: Sites, anchored_views: int, by_need: bool) -> str:
+def hash_sites(sites: Sites, anchored_views: int, adaptive_step: bool) -> str:
     """Short hash of the class means and their temperatures, and of what else of the sites matters.
 
     Args:
         sites: Of the model.
         anchored_views: Of how many views together the anchors matter; 0 for none.
-        by_need: Whether the loss of rotations on source data matters.
+        adaptive_step: Whether the loss of rotations on source data matters.
     """
     digest = hashlib.sha256(repr(tuple(sites.means.shape)).encode())
     digest.update(sites.means.cpu().contiguous().numpy().data)
@@ -44,32 +44,32 @@ def hash_sites(sites: Sites, anchored_views: int, by_need: bool) -> str:
         anchors = sites.anchors[anchored_views]
         for moments in (anchors.means, anchors.variances):
             digest.update(moments.cpu().contiguous().numpy().data)
-    if by_need and sites.rotation_loss is not None:
+    if adaptive_step and sites.rotation_loss is not None:
         digest.update(repr(sites.rotation_loss).encode())
     return digest.hexdigest()[:16]
 
 
-def check_origin(spec: Spec, supply: Supply) -> None:
+def check_origin(spec: Spec, resources: Resources) -> None:
     """Refuse a run whose model or images are others here than where it was planned: its key would lie."""
     method = find_method(spec.method)
-    found = supply.weights(spec.checkpoint, method, spec.sites, spec.parameters)
+    found = resources.weights(spec.checkpoint, method, spec.sites, spec.parameters)
     if found != spec.weights:
         raise ValueError(
             f"{spec.checkpoint} has the weights {found} here and had {spec.weights} where the run was planned: all "
             "machines need the same files, and a function that makes a model must make the same one each time"
         )
-    if (content := supply.content(spec.data, spec.domains)) != spec.content:
+    if (content := resources.content(spec.data, spec.domains)) != spec.content:
         raise ValueError(
             f"the images of {spec.data} are others here ({content}) than where the run was planned ({spec.content}): "
             "all machines need the same files; if they were changed meanwhile, start again"
         )
 
 
-def check_method(spec: Spec, supply: Supply) -> None:
+def check_method(spec: Spec, resources: Resources) -> None:
     """Refuse, in one sentence, a run whose source model lacks what the method needs."""
     from ttvd.nn.instance_norm import InstanceAwareBatchNorm2d
 
-    method, source = find_method(spec.method), supply.source(spec.checkpoint)
+    method, source = find_method(spec.method), resources.source(spec.checkpoint)
     modules = list(source.model.modules())
     lacks = []
     if "rotation head" in method.needs and not (source.card and source.card.rotation_head):

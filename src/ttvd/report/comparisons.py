@@ -25,7 +25,7 @@ DRAWS, LEVEL = 2000, 0.95
 
 
 @dataclass(frozen=True)
-class Duel:
+class PairedComparison:
     """A line against its reference.
 
     Attributes:
@@ -43,7 +43,7 @@ class Duel:
     unpaired: int
 
 
-def hold_duels(results: Results, label: str | None = None) -> list[Duel]:
+def hold_duels(results: Results, label: str | None = None) -> list[PairedComparison]:
     """Every line against the reference.
 
     Args:
@@ -63,12 +63,12 @@ def hold_duels(results: Results, label: str | None = None) -> list[Duel]:
     ]
     single = iter(compare_all([pair for columns in matched for pair in columns]))
     total = compare_all([_join(columns) for columns in matched])
-    duels = []
+    comparisons = []
     for (line, other), columns, whole in zip(pairs, matched, total, strict=True):
         verdicts = tuple(found.verdict for found in islice(single, len(columns)) if found is not None)
         unpaired = len(results.runs(line)) - sum(len(ours) for ours, _ in columns)
-        duels.append(Duel(line, other, whole, verdicts, unpaired))
-    return duels
+        comparisons.append(PairedComparison(line, other, whole, verdicts, unpaired))
+    return comparisons
 
 
 def _join(columns: Sequence[Pair]) -> Pair:
@@ -127,22 +127,31 @@ def pair_records(runs: Sequence[Run], others_: Sequence[Run]) -> Pair:
     return [one for one, _ in pairs], [other for _, other in pairs]
 
 
-def duel_table(results: Results, duels: list[Duel]) -> Table:
-    """A row for each duel: the difference, its interval, and wins, ties and losses over the columns."""
+def duel_table(results: Results, comparisons: list[PairedComparison]) -> Table:
+    """A row for each comparison: the difference, its interval, and wins, ties and losses over the columns."""
     rows = []
-    for duel in duels:
-        link = f"#{results.anchor(duel.line)}"
-        counts = [duel.verdicts.count(verdict) for verdict in ("better", "tie", "worse")]
+    for comparison in comparisons:
+        link = f"#{results.anchor(comparison.line)}"
+        counts = [comparison.verdicts.count(verdict) for verdict in ("better", "tie", "worse")]
         numbers = [Cell(str(count), count, link=link) for count in counts]
-        other = results.name(duel.reference)
-        against = Cell(other, other, link=f"#{results.anchor(duel.reference)}")
-        total = duel.total
+        other = results.name(comparison.reference)
+        against = Cell(other, other, link=f"#{results.anchor(comparison.reference)}")
+        total = comparison.total
         change, range_ = MISSING, MISSING
         if total is not None:
             change = Cell(f"{100 * total.difference:+.2f}", 100 * total.difference, link=link)
             text = f"{100 * total.low:+.2f} to {100 * total.high:+.2f}"
             range_ = Cell(text, 100 * total.low, note=_WORDS[total.verdict], link=link)
-        rows.append([title_cell(results, duel.line), rule_cell(duel.line), against, change, range_, *numbers])
+        rows.append(
+            [
+                title_cell(results, comparison.line),
+                rule_cell(comparison.line),
+                against,
+                change,
+                range_,
+                *numbers,
+            ]
+        )
     headings: list[str | Heading] = [
         *LINE_HEADINGS,
         "against",
@@ -152,7 +161,7 @@ def duel_table(results: Results, duels: list[Duel]) -> Table:
         "tie",
         "worse",
     ]
-    tags = [duel.line.rule for duel in duels]
+    tags = [comparison.line.rule for comparison in comparisons]
     return Table(
         headings, rows, name=f"{results.study.recipe.name}-paired", heads=True, tags=tags,
         spans=[("", 5), ("columns in which it is", 3)],

@@ -5,7 +5,7 @@ from pathlib import Path
 
 
 @dataclass(frozen=True)
-class Setting:
+class WorkerConfig:
     """Circumstances of a worker.
 
     Attributes:
