@@ -215,7 +215,7 @@ def test_other_weights_or_images_than_those_of_the_plan_are_refused(resources: R
 
 def test_other_sites_of_the_same_model_make_other_runs(tmp_path: Path) -> None:
     home = sites_path("", "digits-sla").name
-    for file in (Path(str(files("ttvd.nn"))) / "checkpoints").glob("digits-sla*"):
+    for file in (Path(str(files("ttvd.zoo"))) / "checkpoints").glob("digits-sla*"):
         (tmp_path / file.name).write_bytes(file.read_bytes())
     setting = WorkerConfig(checkpoints=tmp_path)
     before = {
@@ -234,7 +234,7 @@ def test_other_anchors_make_other_runs_of_those_alone_who_use_them(
     tmp_path: Path, change: str, views: int
 ) -> None:
     home, setting = tmp_path / sites_path("", "digits-sla").name, WorkerConfig(checkpoints=tmp_path)
-    for file in (Path(str(files("ttvd.nn"))) / "checkpoints").glob("digits-sla*"):
+    for file in (Path(str(files("ttvd.zoo"))) / "checkpoints").glob("digits-sla*"):
         (tmp_path / file.name).write_bytes(file.read_bytes())
     bare = ["vd", "civd", "pd", "cipd", "ttvd-paper", "ttvd-reference", "bn", "ttvd statistics=batch"]
     bare += ["ttvd statistics=track:64:2048:renorm", "ttvd-paper statistics=count:16"]
@@ -271,7 +271,7 @@ def test_other_anchors_make_other_runs_of_those_alone_who_use_them(
 
 def test_another_loss_of_rotations_makes_other_runs_of_steps_by_need_alone(tmp_path: Path) -> None:
     home, setting = tmp_path / sites_path("", "digits-sla").name, WorkerConfig(checkpoints=tmp_path)
-    for file in (Path(str(files("ttvd.nn"))) / "checkpoints").glob("digits-sla*"):
+    for file in (Path(str(files("ttvd.zoo"))) / "checkpoints").glob("digits-sla*"):
         (tmp_path / file.name).write_bytes(file.read_bytes())
     runs = [(name, "") for name in ("ttvd", "bn", "ttvd-paper", "ttvd-reference", "vd", "civd", "pd", "cipd")]
     runs += [

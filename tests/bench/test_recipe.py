@@ -291,7 +291,7 @@ def test_a_whole_number_for_a_real_one_is_the_same_run() -> None:
 def test_a_plan_does_not_go_through_the_source_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for end in ("json", "safetensors"):
         name = f"digits-sla.{end}"
-        (tmp_path / name).write_bytes((Path(str(files("ttvd.nn"))) / "checkpoints" / name).read_bytes())
+        (tmp_path / name).write_bytes((Path(str(files("ttvd.zoo"))) / "checkpoints" / name).read_bytes())
     monkeypatch.setattr(Resources, "_training", lambda *_: pytest.fail("the source data were asked for"))
     text = BASE.replace("digits-plain", "digits-sla").replace("digits-rotation", "digits-sla")
     recipe = parse_recipe(text + '[[methods]]\nname = ["ttvd", "eata", "adanpc"]', "test")

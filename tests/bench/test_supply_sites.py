@@ -28,7 +28,7 @@ methods = [{name = "civd"}]
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A checkpoint with sites of all source data and, shifted, with some that claim to be of a twentieth."""
-    for file in (Path(str(files("ttvd.nn"))) / "checkpoints").glob("digits-sla*"):
+    for file in (Path(str(files("ttvd.zoo"))) / "checkpoints").glob("digits-sla*"):
         (tmp_path / file.name).write_bytes(file.read_bytes())
     sites = Sites.load(sites_path(tmp_path, "digits-sla"))
     replace(sites, means=sites.means + 1.0).save(sites_path(tmp_path, "digits-sla", 0.05))

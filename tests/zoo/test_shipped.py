@@ -54,7 +54,7 @@ def test_class_means_lie_in_the_cells_of_their_classes(name: str, fraction: floa
 
 def test_sites_of_label_augmentation_know_the_loss_of_rotations_and_no_others_do() -> None:
     """It is one of the model and of held-out data, whatever share of the source the sites were estimated from."""
-    folder, found = str(files("ttvd.nn") / "checkpoints"), {}
+    folder, found = str(files("ttvd.zoo") / "checkpoints"), {}
     for name in available():
         paths = [path for share in FRACTIONS if (path := sites_path(folder, name, share)).is_file()]
         found[name] = [Sites.load(path).rotation_loss for path in paths]

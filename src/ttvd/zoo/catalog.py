@@ -31,7 +31,7 @@ def checkpoint_folder(folder: str | os.PathLike[str] | None) -> Path:
     """Where checkpoints are looked for: the package's own folder unless another is given."""
     if folder is not None:
         return Path(folder)
-    return Path(str(resources.files("ttvd.nn") / "checkpoints"))
+    return Path(str(resources.files("ttvd.zoo") / "checkpoints"))
 
 
 def sites_path(folder: str | os.PathLike[str], name: str, fraction: float = 1.0) -> Path:
