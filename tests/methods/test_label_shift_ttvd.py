@@ -164,7 +164,7 @@ def test_one_class_has_no_shares(make_net: Callable[..., ResNet], make_sites: An
 @pytest.mark.parametrize(("outputs", "ratio"), [(1, 0.0), (4, 0.3)])
 def test_a_single_cell_has_no_ratio(outputs: int, ratio: float, make_net: Any, make_sites: Any) -> None:
     net = make_net(outputs)
-    assert ttvd.TTVD(net, make_sites(net, classes=1)).ratio == ratio
+    assert ttvd.TTVD(net, make_sites(net, classes=1)).slr_weight == ratio
 
 
 def test_full_steps_with_adam_and_part_of_one_with_sgd() -> None:
