@@ -38,7 +38,7 @@ def to_gray(x: Tensor) -> Tensor:
     return (red * LUMA[0] + green * LUMA[1] + blue * LUMA[2]).unsqueeze(1)
 
 
-def blur(x: Tensor, sigma: float, truncate: float = 4.0, border: Border = "nearest") -> Tensor:
+def gaussian_filter(x: Tensor, sigma: float, truncate: float = 4.0, border: Border = "nearest") -> Tensor:
     """Gaussian blur of both image axes; the kernel is cut at `truncate` standard deviations."""
     radius = int(truncate * sigma + 0.5)
     if radius == 0:
@@ -109,7 +109,7 @@ def correlate(x: Tensor, kernel: Tensor) -> Tensor:
     return F.conv2d(planes, stacked, groups=b * c).view(b, c, h, w).to(x.dtype)
 
 
-def move(x: Tensor, radius: int, sigma: float, angle: Tensor) -> Tensor:
+def motion_filter(x: Tensor, radius: int, sigma: float, angle: Tensor) -> Tensor:
     """Motion blur with one angle (in degrees) for each image, as ImageMagick defines it.
 
     Half a Gaussian of 2 * radius + 1 taps trails along the angle; each tap falls on the nearest pixel, edges repeat.

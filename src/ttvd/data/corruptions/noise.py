@@ -10,29 +10,29 @@ from torch import Tensor
 
 from ttvd.data.corruptions.constants import Row
 from ttvd.data.corruptions.filters import SLACK, to_levels
-from ttvd.data.corruptions.random import Draws
+from ttvd.data.corruptions.random import RandomFields
 
 
-def gaussian_noise(x: Tensor, row: Row, draws: Draws) -> Tensor:
+def gaussian_noise(x: Tensor, row: Row, random: RandomFields) -> Tensor:
     """Add independent normal noise."""
     (scale,) = row
-    return draws.normal(0, *x.shape[1:]).mul_(scale).add_(x)
+    return random.normal(0, *x.shape[1:]).mul_(scale).add_(x)
 
 
-def speckle_noise(x: Tensor, row: Row, draws: Draws) -> Tensor:
+def speckle_noise(x: Tensor, row: Row, random: RandomFields) -> Tensor:
     """Add normal noise in proportion to the value."""
     (scale,) = row
-    return draws.normal(0, *x.shape[1:]).mul_(scale).add_(1).mul_(x)
+    return random.normal(0, *x.shape[1:]).mul_(scale).add_(1).mul_(x)
 
 
-def impulse_noise(x: Tensor, row: Row, draws: Draws) -> Tensor:
+def impulse_noise(x: Tensor, row: Row, random: RandomFields) -> Tensor:
     """Set a share of the values to black or white with equal chance, each channel for itself."""
     (amount,) = row
-    u = draws.uniform(0, *x.shape[1:])
+    u = random.uniform(0, *x.shape[1:])
     return x.mul(u >= amount).add_(u < amount / 2)
 
 
-def shot_noise(x: Tensor, row: Row, draws: Draws) -> Tensor:
+def shot_noise(x: Tensor, row: Row, random: RandomFields) -> Tensor:
     """Replace a value by the count of a Poisson law whose mean is the value in photons.
 
     Exact in law: the 256 levels are drawn by inverting their tabulated distributions. What a value has above its
@@ -40,11 +40,11 @@ def shot_noise(x: Tensor, row: Row, draws: Draws) -> Tensor:
     """
     (photons,) = row
     level = to_levels(x)
-    counts = _invert_table(level.int(), draws.uniform(0, *x.shape[1:]), photons)
+    counts = _invert_table(level.int(), random.uniform(0, *x.shape[1:]), photons)
     rest = x.mul(255).sub_(level)
     rest = rest.masked_fill_(rest < 2 * SLACK, 0.0).mul_(photons / 255)
     if rest.any():
-        counts += _invert_small(rest, draws.uniform(1, *x.shape[1:]))
+        counts += _invert_small(rest, random.uniform(1, *x.shape[1:]))
     return counts.div_(photons)
 
 
