@@ -11,7 +11,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from ttvd.cli.main import app
-from ttvd.data.fetch import contents
+from ttvd.data.download import contents
 
 
 def run(*arguments: str | Path) -> str:

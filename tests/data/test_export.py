@@ -15,7 +15,7 @@ from PIL import Image
 from ttvd.data.corruptions import corrupt, describe
 from ttvd.data.export import Plan, export_set, plan, trees
 from ttvd.data.sets import ImageFolder, ImageSet, from_arrays, load_set
-from ttvd.data.sets.mnist import FASHION
+from ttvd.data.sets.official import FASHION
 
 PLAN = Plan(("gaussian_noise", "contrast"), (2, 5), seed=3)
 
@@ -80,7 +80,7 @@ def test_the_manifest_says_what_it_is(clean: ImageSet, tmp_path: Path) -> None:
 
 def test_batches_do_not_matter(clean: ImageSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     export_set(clean, tmp_path / "a", PLAN)
-    monkeypatch.setattr("ttvd.data.export.source._VALUES", 3 * 16 * 16 * 2)
+    monkeypatch.setattr("ttvd.data.export._VALUES", 3 * 16 * 16 * 2)
     export_set(clean, tmp_path / "b", PLAN)
     assert read_all(tmp_path / "a") == read_all(tmp_path / "b")
 
@@ -127,7 +127,7 @@ clean = from_arrays(torch.zeros(600, 3, 16, 16), torch.arange(600) % 3)
 def kill(name, count):
     if name == "fog":
         os.kill(os.getpid(), signal.SIGKILL)
-import ttvd.data.export.source as source
+import ttvd.data.export as source
 source._VALUES = 3 * 16 * 16 * 100
 export_set(clean, sys.argv[1], Plan(("contrast", "fog"), (5,)), advance=kill)
 """

@@ -12,8 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
-from ttvd.data.export import Plan, export_set
-from ttvd.data.export.lock import LOCK, lock_folder
+from ttvd.data.export import LOCK, Plan, export_set, lock_folder
 from ttvd.data.sets import ImageFolder, ImageSet, from_arrays
 
 PLAN = Plan(("contrast",), (5,))
@@ -73,7 +72,7 @@ def test_only_temporaries_of_the_export_are_removed(layout: Any, clean: ImageSet
 HOLD = """
 import sys
 from pathlib import Path
-from ttvd.data.export.lock import lock_folder
+from ttvd.data.export import lock_folder
 with lock_folder(Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.read()

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from torch import Tensor
 
-from ttvd.data.prefetch import THREAD_NAME, Request, count_decoders, prefetch, to_floats
+from ttvd.data.loading import THREAD_NAME, Request, count_decoders, prefetch, to_floats
 from ttvd.data.sets import ImageFolder
 
 DEVICES = [

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pytest
 
 from ttvd.data.sets import ImageSet, load_set
-from ttvd.data.sets.mnist import FASHION, read_idx
+from ttvd.data.sets.official import FASHION, read_idx
 
 Bytes = npt.NDArray[np.uint8]
 

@@ -84,7 +84,9 @@ def corrupt_set(
         None, min=0, help="Shorter side of image files, 0 to keep it; 256 for imagenet sets, else 0."
     ),
     crop: int | None = typer.Option(
-        None, min=0, help="Side of the square cut from image files, 0 for none; 224 for imagenet sets, else 0."
+        None,
+        min=0,
+        help="Side of the square cut from image files, 0 for none; 224 for imagenet sets, else 0.",
     ),
 ) -> None:
     """Write the corrupted version of a clean set, with a manifest. An interrupted run is continued."""
