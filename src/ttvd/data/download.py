@@ -214,7 +214,7 @@ def download_file(urls: Sequence[str], target: Path, md5: str, *, progress: Prog
 def _retrieve(url: str, target: Path, md5: str, downloader: _ResumingDownloader) -> str:
     """Download a file with pooch; return the reason of a failure, or an empty string."""
     try:
-        import pooch
+        import pooch  # type: ignore[import-untyped]
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError("downloads need pooch: pip install 'ttvd[data]'") from error
     pooch.get_logger().setLevel("WARNING")  # the caller reports the progress
@@ -224,9 +224,12 @@ def _retrieve(url: str, target: Path, md5: str, downloader: _ResumingDownloader)
     except ValueError as error:  # another checksum
         # The beginning may have been that of another file: the second attempt takes all from this address.
         return _retrieve(url, target, md5, downloader) if resumed else str(error).split(". ")[0]
+    except HTTPError as error:
+        return str(error)
+    except URLError as error:
+        return str(error.reason)
     except (OSError, http.client.HTTPException) as error:
-        plain = isinstance(error, URLError) and not isinstance(error, HTTPError)
-        return str(error.reason if plain else error) or type(error).__name__  # type: ignore[attr-defined]
+        return str(error) or type(error).__name__
     return ""
 
 
