@@ -133,7 +133,7 @@ class Preparation(NamedTuple):
         interpolation = config.get("interpolation", "bilinear")
         if height != width or mode != "center" or interpolation not in get_args(Interpolation):
             raise ValueError(
-                "images can be prepared as a centred square with bilinear or bicubic resizing, this model expects "
+                "only a centred square with bilinear or bicubic resizing can be prepared, this model expects "
                 f"{height} x {width}, crop mode {mode!r}, {interpolation}"
             )
         return cls(math.floor(height / config.get("crop_pct", 0.875)), height, interpolation)

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from ttvd.data.loading import (
     SUFFIXES,
+    ImageFiles,
     Interpolation,
     Preparation,
     list_image_files,
@@ -145,12 +146,11 @@ class ImageFolder:
         return digest.hexdigest()
 
     def _list_class(self, label: str) -> list[str]:
-        found = list_image_files(self.root / label)
+        folder = self.root / label
+        found = list_image_files(folder) if folder.is_dir() else ImageFiles([], Counter())
         self.skipped += found.skipped
         if not found.paths:
-            raise ValueError(
-                f"the class folder {self.root / label} has no pictures ({', '.join(sorted(SUFFIXES))})"
-            )
+            raise ValueError(f"the class folder {folder} has no pictures ({', '.join(sorted(SUFFIXES))})")
         return [os.path.join(label, path) for path in found.paths]
 
 
