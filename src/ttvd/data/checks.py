@@ -1,9 +1,12 @@
-"""Checks of names and severities; each error says what was expected and what came."""
+"""Checks of names and severities, and checksums of files."""
 
 from __future__ import annotations
 
 import difflib
+import hashlib
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
 
 
 def check_choice(value: str, choices: Sequence[str], what: str) -> None:
@@ -18,3 +21,9 @@ def check_severity(severity: int) -> None:
     """Raise a ValueError unless `severity` is an integer from 1 to 5."""
     if isinstance(severity, bool) or not isinstance(severity, int) or not 1 <= severity <= 5:
         raise ValueError(f"severity must be an integer from 1 to 5, got {severity!r}")
+
+
+def hash_file(path: Path, kind: Literal["md5", "sha256"] = "sha256") -> str:
+    """Return the hexadecimal checksum of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, kind).hexdigest()

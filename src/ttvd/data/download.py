@@ -27,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ttvd.data.catalog import CIFAR10_SHA256, COUNTS, PUBLISHED, SIZES, Download, PublishedSet, find_published
-from ttvd.data.export import hash_file
+from ttvd.data.checks import hash_file
 from ttvd.files import open_atomic
 
 Progress = Callable[[str, int, int | None], None]

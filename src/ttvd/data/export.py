@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 import ttvd
-from ttvd.data.checks import check_choice, check_severity
+from ttvd.data.checks import check_choice, check_severity, hash_file
 from ttvd.data.corruptions import CORRUPTIONS, EVERY, corrupt, describe, frost_source
 from ttvd.data.loading import prefetch, require_pillow
 from ttvd.data.sets import ImageFolder, ImageSet, LabelledImages, Split, load_set
@@ -480,12 +480,6 @@ class _Manifest:
         with open_atomic(self._folder / MANIFEST) as file:
             content = {**self._settings, "finished": sorted(self._finished), **more}
             file.write(json.dumps(content, indent=2).encode() + b"\n")
-
-
-def hash_file(path: Path, kind: Literal["md5", "sha256"] = "sha256") -> str:
-    """Return the hexadecimal checksum of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, kind).hexdigest()
 
 
 def _read_sums(path: Path) -> dict[str, str]:

@@ -49,7 +49,7 @@ def glass_blur(x: Tensor, row: Row, random: RandomFields) -> Tensor:
     """Blur, copy pixels from random neighbours, blur again.
 
     The generator of the released sets means to swap two pixels but swaps aliased views, which copies one over the
-    other. The sets are what they are, so this copies too (grey images as well).
+    other. To agree with the sets, this function copies too, also for grey images.
     """
     sigma, delta, iterations = row
     b, c, height, width = x.shape
@@ -61,7 +61,7 @@ def glass_blur(x: Tensor, row: Row, random: RandomFields) -> Tensor:
 
 
 def _trace_copies(random: RandomFields, iteration: int, height: int, width: int, delta: int) -> Tensor:
-    """Where each pixel's value comes from, (b, height * width), after one sweep of copies.
+    """Return the source of each pixel's value, (b, height * width), after one sweep of copies.
 
     The sweep visits the inner pixels from the last to the first and overwrites each with a neighbour. A neighbour later
     in the raster has been overwritten before, so its own source counts. These links only lead forwards: doubling them
@@ -79,7 +79,7 @@ def _trace_copies(random: RandomFields, iteration: int, height: int, width: int,
 
 
 def _disk(radius: float, alias_sigma: float) -> Tensor:
-    """Normalised disk of at least 17 x 17, softened by a 3 x 3 or 5 x 5 Gaussian, without its empty margin."""
+    """Return a normalised disk of at least 17 x 17, softened by a 3 x 3 or 5 x 5 Gaussian, without its empty margin."""
     side, reach = (8, 1) if radius <= 8 else (int(radius), 2)
     axis = np.arange(-side, side + 1)
     disk = (axis[:, None] ** 2 + axis**2 <= radius**2).astype(np.float64)

@@ -19,7 +19,7 @@ from ttvd.data.corruptions.random import RandomFields
 
 Bytes = npt.NDArray[np.uint8]
 
-# Small images cost Pillow more Python than compression: threads that fight for the interpreter are slower than one.
+# For small images most of the time is spent in Python: several threads would be slower than one.
 _SMALL = 1 << 14
 _ONE_AT_A_TIME = Lock()
 
@@ -33,7 +33,7 @@ def contrast(x: Tensor, row: Row, random: RandomFields) -> Tensor:
 
 
 def saturate(x: Tensor, row: Row, random: RandomFields) -> Tensor:
-    """Scale and shift the saturation (of hue, saturation, value); grey images have none and stay as they are.
+    """Scale and shift the saturation (of hue, saturation, value); grey images have none and stay unchanged.
 
     Grey pixels of colour images have hue 0: a shift of their saturation tints them red, as in the released sets.
     """
@@ -49,7 +49,7 @@ def saturate(x: Tensor, row: Row, random: RandomFields) -> Tensor:
 
 
 def _tint(x: Tensor) -> Tensor:
-    """How far below the value each channel lies for hue 0 and full saturation."""
+    """Return how far below the value each channel lies for hue 0 and full saturation."""
     return x.new_tensor([0.0, 1.0, 1.0]).view(1, 3, 1, 1)
 
 
@@ -74,7 +74,7 @@ def _average(levels: Tensor, boxes: Tensor) -> Tensor:
 
 @lru_cache(maxsize=32)
 def _boxes(size: int, small: int) -> Tensor:
-    """Which of `size` pixels belong to each of `small` boxes, (small, size) of 0 and 1."""
+    """Return which of `size` pixels belong to each of `small` boxes, (small, size) of 0 and 1."""
     scale = size / small
     centre = (np.arange(small) + 0.5)[:, None] * scale
     distance = (np.arange(size) - centre + 0.5) / scale
@@ -97,7 +97,7 @@ def elastic_transform(x: Tensor, row: Row, random: RandomFields) -> Tensor:
 
 
 def _map_affine(grid: Tensor, reach: float, random: RandomFields) -> Tensor:
-    """Source positions (b, h, w, 2) of an affine map that moves three points by up to `reach` pixels."""
+    """Return source positions (b, h, w, 2) of an affine map that moves three points by up to `reach` pixels."""
     height, width, _ = grid.shape
     square = min(height, width) // 3
     signs = torch.tensor([[1, 1], [1, -1], [-1, -1]], dtype=torch.float64, device=grid.device)
@@ -110,14 +110,14 @@ def _map_affine(grid: Tensor, reach: float, random: RandomFields) -> Tensor:
 
 
 def _sample(x: Tensor, position: Tensor, repeat_edge: bool) -> Tensor:
-    """Bilinear values at pixel positions (b, h, w, 2); borders mirror, with or without the edge pixel repeated."""
+    """Return bilinear values at pixel positions (b, h, w, 2); borders mirror, with or without a repeated edge."""
     size = position.new_tensor([x.shape[3], x.shape[2]])
     scaled = (2 * position + 1) / size - 1 if repeat_edge else 2 * position / (size - 1) - 1
     return F.grid_sample(x, scaled, padding_mode="reflection", align_corners=not repeat_edge)
 
 
 def jpeg_compression(x: Tensor, row: Row, random: RandomFields) -> Tensor:
-    """Write and read each image as JPEG with Pillow, which keeps to the CPU."""
+    """Write and read each image as JPEG with Pillow, on the CPU."""
     (quality,) = row
     images = to_levels(x).byte().permute(0, 2, 3, 1).contiguous().cpu().numpy()
     recode = partial(_recode, quality=int(quality))

@@ -45,7 +45,7 @@ def fog(x: Tensor, row: Row, random: RandomFields) -> Tensor:
 
 
 def _grow_plasma(random: RandomFields, size: int, decay: float) -> Tensor:
-    """Diamond-square height maps (b, size, size) on a torus, scaled to [0, 1]; `size` is a power of two.
+    """Return diamond-square height maps (b, size, size) on a torus, scaled to [0, 1]; `size` is a power of two.
 
     Every point is the mean of four neighbours plus a uniform number whose range shrinks by `decay` squared per octave.
     """
@@ -98,7 +98,7 @@ def _colour(rgb: tuple[float, float, float], x: Tensor) -> Tensor:
 
 
 def _light_drops(liquid: Tensor) -> Tensor:
-    """How strongly each pixel of a drop shines, in [0, 1]: a relief of the distance to the rims of the drops."""
+    """Return the brightness of each pixel of a drop, in [0, 1]: a relief of the distance to the rims of the drops."""
     levels = to_levels(liquid)
     distance = _average(_measure_distance(_find_edges(levels))).add_(SLACK).floor_()
     relief = correlate(_equalize(distance), torch.tensor(_RELIEF)).clamp_(0, 255)
@@ -112,7 +112,7 @@ def _average(x: Tensor) -> Tensor:
 
 
 def _find_edges(levels: Tensor, low: float = 50, high: float = 150) -> Tensor:
-    """Canny edges: thin ridges of the Sobel gradient above `low` that are connected to one above `high`."""
+    """Return Canny edges: thin ridges of the Sobel gradient above `low` that are connected to one above `high`."""
     padded = F.pad(levels, (1, 1, 1, 1), mode="replicate")
     sobel = torch.tensor([[-1.0, 0.0, 1.0], [-2.0, 0.0, 2.0], [-1.0, 0.0, 1.0]])
     dx, dy = (correlate(padded, kernel)[..., 1:-1, 1:-1].round() for kernel in (sobel, sobel.T))
@@ -145,7 +145,7 @@ def _connect(strong: Tensor, weak: Tensor) -> Tensor:
 
 
 def _measure_distance(edges: Tensor) -> Tensor:
-    """Euclidean distance to the nearest edge, at most 20; first along columns, then along rows."""
+    """Return the Euclidean distance to the nearest edge, at most 20; first along columns, then along rows."""
     far = float(_FARTHEST**2)
     square = torch.where(edges, 0.0, far)
     for axis in (2, 3):

@@ -167,15 +167,12 @@ def _explained(path: str | Path) -> Iterator[None]:
         raise FileNotFoundError(f"no file {path}")
     try:
         yield
-    except (ValueError, EOFError, BadZipFile, KeyError) as error:
+    except (ValueError, EOFError, BadZipFile, KeyError, OverflowError, MemoryError) as error:
         # numpy advises to allow pickled objects, which nobody should do with a file from elsewhere.
-        text = str(error)
-        reason = (
-            "it holds pickled objects, which are never loaded"
-            if "ickle" in text or "objects" in text
-            else text
-        )
-        raise ValueError(f"{path} cannot be read as plain arrays: {reason or 'it is empty'}") from error
+        reason = str(error) or "it is empty"
+        if "ickle" in reason or "objects" in reason:
+            reason = "it holds pickled objects, which are never loaded"
+        raise ValueError(f"{path} cannot be read as plain arrays: {reason}") from error
 
 
 def _to_tensor(images: Tensor | npt.ArrayLike) -> Tensor:
