@@ -53,6 +53,13 @@ def test_a_part_of_an_earlier_run_is_continued(server: FileServer, tmp_path: Pat
     assert server.requests == ["bytes=1000-"]
 
 
+def test_temporary_files_of_a_killed_run_are_removed(server: FileServer, tmp_path: Path) -> None:
+    (tmp_path / ".download-data.bin").mkdir()
+    (tmp_path / ".download-data.bin" / "tmp123").touch()
+    download_file([server.url(FILE)], tmp_path / "data.bin", MD5)
+    assert [path.name for path in tmp_path.iterdir()] == ["data.bin"]
+
+
 def test_a_server_without_ranges_sends_everything_again(server: FileServer, tmp_path: Path) -> None:
     server.ranges = False
     (tmp_path / "data.bin.part").write_bytes(CONTENT[:1000])

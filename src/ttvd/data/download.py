@@ -219,8 +219,10 @@ def _retrieve(url: str, target: Path, md5: str, downloader: _ResumingDownloader)
         raise ModuleNotFoundError("downloads need pooch: pip install 'ttvd[data]'") from error
     pooch.get_logger().setLevel("WARNING")  # the caller reports the progress
     resumed = downloader.part.exists()
+    folder = target.with_name(f".download-{target.name}")  # for pooch's temporary files, which a kill leaves
     try:
-        pooch.retrieve(url, f"md5:{md5}", fname=target.name, path=target.parent, downloader=downloader)
+        pooch.retrieve(url, f"md5:{md5}", fname=target.name, path=folder, downloader=downloader)
+        (folder / target.name).replace(target)
     except ValueError as error:  # another checksum
         # The beginning may have been that of another file: the second attempt takes all from this address.
         return _retrieve(url, target, md5, downloader) if resumed else str(error).split(". ")[0]
@@ -230,6 +232,8 @@ def _retrieve(url: str, target: Path, md5: str, downloader: _ResumingDownloader)
         return str(error.reason)
     except (OSError, http.client.HTTPException) as error:
         return str(error) or type(error).__name__
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
     return ""
 
 
