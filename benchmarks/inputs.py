@@ -4,7 +4,7 @@
     python -m benchmarks.inputs --device cuda --pictures 1024 --batch 64 --workers 1 2 4 8 16 --steps 0 20 50 100
 
 Photographs as ImageNet has them (JPEG, 500 x 375, about 90 kB) are resized to 256 and cut to 224: one after the other
-(`ImageFolder.floats` and a copy to the device), and ahead, by threads (`ttvd.data.prefetch`). A step of 0 ms asks for
+(`ImageFolder.floats` and a copy to the device), and ahead, by threads (`ttvd.data.loading`). A step of 0 ms asks for
 batches without a pause, which is the rate of decoding. During a longer step the caller sleeps, as one does who waits
 for an accelerator; the note says which share of its time it waited for pictures, once it had the first. Ways take
 turns, and it is the time on the wall that counts, the best of some rounds.
@@ -27,7 +27,7 @@ from benchmarks.corruptions import make_photos
 from benchmarks.table import Row, Table
 from torch import Tensor
 
-from ttvd.data.prefetch import prefetch
+from ttvd.data.loading import prefetch
 from ttvd.data.sets import ImageFolder
 
 Load = Callable[[], Iterable[Tensor]]

@@ -1,7 +1,6 @@
 """The commands about data: what they write, print and refuse."""
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
@@ -10,8 +9,10 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
+from tests.helpers.data import write_images
+from ttvd.cli import main
 from ttvd.cli.main import app
-from ttvd.data.fetch import contents
+from ttvd.data.catalog import SIZES
 
 
 def run(*arguments: str | Path) -> str:
@@ -32,7 +33,7 @@ def arrays(tmp_path: Path) -> Path:
 @pytest.fixture
 def cifar100(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with CIFAR-100, which is smaller here."""
-    monkeypatch.setitem(contents.SIZES, "cifar-100-binary", {"train.bin": 5, "test.bin": 1})
+    monkeypatch.setitem(SIZES, "cifar-100-binary", {"train.bin": 5, "test.bin": 1})
     (tmp_path / "cifar-100-binary").mkdir()
     (tmp_path / "cifar-100-binary" / "train.bin").write_bytes(bytes(5))
     (tmp_path / "cifar-100-binary" / "test.bin").write_bytes(bytes(1))
@@ -58,16 +59,8 @@ def test_get_says_that_a_set_is_there(cifar100: Path) -> None:
 
 
 def test_corrupt_writes_stacks(arrays: Path, tmp_path: Path) -> None:
-    command = (
-        "corrupt",
-        arrays,
-        "--out",
-        tmp_path / "out",
-        "--corruptions",
-        "fog, contrast",
-        "--severities",
-        "1,5",
-    )
+    which = ("--corruptions", "fog, contrast", "--severities", "1,5")
+    command = ("corrupt", arrays, "--out", tmp_path / "out", *which)
     closing = "6 images of 16 x 16, 2 corruptions, severities [1, 5], cifar constants: "
     assert closing in run(*command, "--seed", "7")
     assert np.load(tmp_path / "out" / "fog.npy").shape == (12, 16, 16, 3)
@@ -88,11 +81,7 @@ def test_corrupt_writes_trees(arrays: Path, tmp_path: Path) -> None:
 @pytest.fixture
 def pictures(tmp_path: Path) -> Path:
     """Three pictures of 40 x 32 in two classes."""
-    generator = np.random.default_rng(0)
-    for name in ("cat/a.png", "cat/b.png", "dog/c.png"):
-        (tmp_path / "photos" / name).parent.mkdir(parents=True, exist_ok=True)
-        pixels = generator.integers(0, 256, (32, 40, 3), np.uint8)
-        Image.fromarray(pixels).save(tmp_path / "photos" / name)
+    write_images(tmp_path / "photos", "cat/a.png", "cat/b.png", "dog/c.png", size=(40, 32))
     return tmp_path / "photos"
 
 
@@ -121,9 +110,21 @@ def test_corrupt_takes_folders_of_pictures(
         assert picture.size == size
 
 
+def test_corrupt_says_which_files_it_left_out(pictures: Path, tmp_path: Path) -> None:
+    for name in ("a.gif", "b.gif", "notes.txt"):
+        (pictures / "dog" / name).touch()
+    assert "left out: 2 .gif, 1 .txt" in run("corrupt", pictures, "--out", tmp_path / "out", *ONE)
+
+
+@pytest.mark.parametrize(("group", "count"), [("all", 15), ("extra", 4), ("every", 19)])
+def test_corrupt_takes_groups(group: str, count: int, arrays: Path, tmp_path: Path) -> None:
+    run("corrupt", arrays, "--out", tmp_path / "out", "--corruptions", group, "--severities", "1")
+    assert len(list((tmp_path / "out").glob("*.npy"))) == count + 1
+
+
 def test_corrupt_asks_for_a_size_where_pictures_differ(pictures: Path, arrays: Path, tmp_path: Path) -> None:
     Image.new("RGB", (50, 50)).save(pictures / "dog" / "d.png")
-    with pytest.raises(ValueError, match=r"different sizes .* such as --resize 256 --crop 224"):
+    with pytest.raises(ValueError, match=r"different sizes .* --resize 256 --crop 224"):
         run("corrupt", pictures, "--out", tmp_path / "out", *ONE)
     assert not (tmp_path / "out").exists()
     assert "4 images of 24 x 24" in run("corrupt", pictures, "--out", tmp_path / "out", *ONE, "--crop", "24")
@@ -141,18 +142,19 @@ def test_corrupt_needs_pillow_for_pictures(
     assert not (tmp_path / "out").exists()
 
 
-def run_process(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    code = "from ttvd.cli import main; main()"
-    command = [sys.executable, "-c", code, *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-
-
-def test_bad_input_ends_with_one_line_and_code_2(arrays: Path) -> None:
-    result = run_process("corrupt", arrays, "--out", arrays, "--corruptions", "fog")
-    assert result.returncode == 2
-    assert result.stderr.startswith("ttvd: error: the result goes into a folder, but ")
-    assert result.stderr.count("\n") == 1
-    assert "Traceback" not in result.stdout + result.stderr
+def test_bad_input_ends_with_one_line_and_code_2(
+    arrays: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ("ttvd", "corrupt", str(arrays), "--out", str(arrays), "--corruptions", "fog")
+    monkeypatch.setattr(sys, "argv", list(command))
+    with pytest.raises(SystemExit) as stop:
+        main()
+    assert stop.value.code == 2
+    output = capsys.readouterr()
+    assert output.err.startswith("ttvd: error: ")
+    assert "folder" in output.err
+    assert output.err.count("\n") == 1
+    assert "Traceback" not in output.out + output.err
 
 
 def test_corrupt_takes_the_digits_by_default(tmp_path: Path) -> None:
@@ -164,12 +166,12 @@ def test_corrupt_takes_the_digits_by_default(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--severities", "one"), "must be numbers from 1 to 5"),
+        (("--severities", "one"), "from 1 to 5"),
         (("--severities", "6"), "got 6"),
         (("--corruptions", "fogg"), "did you mean 'fog'"),
-        (("--corruptions", "fog,,snow"), "'fog,,snow': a name is empty"),
-        (("--corruptions", "fog,"), "a name is empty"),
-        (("--corruptions", ""), "a name is empty"),
+        (("--corruptions", "fog,,snow"), "'fog,,snow'.*empty"),
+        (("--corruptions", "common"), "unknown corruption"),
+        (("--corruptions", ""), "empty"),
         (("--layout", "tree"), "unknown layout"),
         (("--set", "digitz"), "did you mean 'digits'"),
     ],
@@ -198,15 +200,8 @@ def test_corrupt_needs_a_source(tmp_path: Path) -> None:
 def test_contact_sheet_draws_a_picture(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     Image.new("RGB", (40, 50), (200, 90, 30)).save(tmp_path / "photo.png")
-    run(
-        "contact-sheet",
-        "--image",
-        tmp_path / "photo.png",
-        "--size",
-        "32",
-        "--out",
-        tmp_path / "below" / "sheet.png",
-    )
+    where = ("--image", tmp_path / "photo.png", "--out", tmp_path / "below" / "sheet.png")
+    run("contact-sheet", *where, "--size", "32", "--corruptions", "extra,fog,contrast,snow")
     with Image.open(tmp_path / "below" / "sheet.png") as sheet:
         assert sheet.width > sheet.height > 500
     assert [path.name for path in (tmp_path / "below").iterdir()] == ["sheet.png"]
@@ -221,16 +216,16 @@ def test_contact_sheet_needs_a_known_suffix(tmp_path: Path) -> None:
     assert not (tmp_path / "below").exists()
 
 
-def test_contact_sheet_passes_the_frost_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_contact_sheet_passes_its_options_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("matplotlib")
     Image.new("RGB", (16, 16)).save(tmp_path / "photo.png")
-    seen: list[str] = []
+    seen: list[tuple[str, int]] = []
 
-    def draw(*_: object, frost: str, **__: object) -> None:
-        seen.append(frost)
+    def draw(*_: object, frost: str, names: tuple[str, ...], **__: object) -> None:
+        seen.append((frost, len(names)))
 
     monkeypatch.setattr("ttvd.report.contact_sheet.contact_sheet", draw)
     command = ("contact-sheet", "--image", tmp_path / "photo.png", "--out", tmp_path / "sheet.png")
     run(*command, "--frost", "pictures")
-    run(*command)
-    assert seen == ["pictures", "procedural"]
+    run(*command, "--corruptions", "all")
+    assert seen == [("pictures", 19), ("procedural", 15)]

@@ -17,7 +17,7 @@ from ttvd.bench.recipe import parse_recipe, plan
 from ttvd.bench.resources import Resources
 from ttvd.bench.worker_config import WorkerConfig
 from ttvd.data.sets import load_set
-from ttvd.data.sets.cifar import LAYOUTS
+from ttvd.data.sets.official import LAYOUTS
 from ttvd.methods import create
 from ttvd.nn.rotation import RotationNet
 from ttvd.nn.split import split

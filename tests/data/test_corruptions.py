@@ -9,24 +9,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ttvd.data.corruptions import CORRUPTIONS, EXTRA, corrupt, describe, frost_source
+from ttvd.data.corruptions import (
+    CORRUPTIONS,
+    EVERY,
+    EXTRA,
+    GROUPS,
+    corrupt,
+    describe,
+    frost_source,
+    select_corruptions,
+)
 from ttvd.data.corruptions.blur import _trace_copies
 from ttvd.data.corruptions.constants import FIELDS, TABLES
-from ttvd.data.corruptions.random import Draws
+from ttvd.data.corruptions.random import RandomFields
 
 FROZEN = [[1931099524, 2045345932, 227354601], [-1697866210, -1123971195, -683054260]]
-ALL = (*CORRUPTIONS, *EXTRA)
 DETERMINISTIC = {
-    *(
-        "defocus_blur",
-        "zoom_blur",
-        "brightness",
-        "contrast",
-        "pixelate",
-        "jpeg_compression",
-        "gaussian_blur",
-        "saturate",
-    )
+    *("defocus_blur", "zoom_blur", "brightness", "contrast"),
+    *("pixelate", "jpeg_compression", "gaussian_blur", "saturate"),
 }
 
 
@@ -38,8 +38,8 @@ def make_images(*shape: int, seed: int = 0) -> Tensor:
     return (smooth + 0.1 * torch.randn(shape, generator=generator)).clamp(0, 1).mul(255).floor().div(255)
 
 
-def draw(index: list[int], seed: int = 0, corruption: int = 0, severity: int = 1) -> Draws:
-    return Draws.create(seed, np.array(index), corruption, severity)
+def draw(index: list[int], seed: int = 0, corruption: int = 0, severity: int = 1) -> RandomFields:
+    return RandomFields.create(seed, np.array(index), corruption, severity)
 
 
 def test_names_follow_the_columns_of_the_paper() -> None:
@@ -48,11 +48,30 @@ def test_names_follow_the_columns_of_the_paper() -> None:
     assert CORRUPTIONS[7:12] == ("snow", "frost", "fog", "brightness", "contrast")
     assert EXTRA == ("speckle_noise", "gaussian_blur", "spatter", "saturate")
     for table in TABLES.values():
-        assert set(table) == set(FIELDS) == set(ALL)
+        assert set(table) == set(FIELDS) == set(EVERY)
         assert all(len(row) == len(FIELDS[name]) for name, rows in table.items() for row in rows)
 
 
-@pytest.mark.parametrize("name", ALL)
+def test_groups_mean_the_same_everywhere() -> None:
+    assert {name: len(group) for name, group in GROUPS.items()} == {"all": 15, "extra": 4, "every": 19}
+    assert select_corruptions("all") == CORRUPTIONS
+    assert select_corruptions(["extra", "fog", "every"]) == (
+        *EXTRA,
+        "fog",
+        *(c for c in CORRUPTIONS if c != "fog"),
+    )
+    assert select_corruptions(("none", "snow"), others=("none",)) == ("none", "snow")
+    for names, message in (
+        ("fogg", "did you mean 'fog'"),
+        ("fog,,snow", "empty"),
+        ([], "empty"),
+        ("none", "unknown"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            select_corruptions(names)
+
+
+@pytest.mark.parametrize("name", EVERY)
 @pytest.mark.parametrize(
     ("shape", "constants"),
     [((2, 3, 32, 32), "cifar"), ((2, 1, 28, 28), "cifar"), ((1, 3, 64, 72), "imagenet")],
@@ -70,7 +89,7 @@ def test_result_is_a_changed_8_bit_image(name: str, shape: tuple[int, ...], cons
     assert torch.equal(result, images) == (name == "saturate" and shape[1] == 1)
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", EVERY)
 def test_image_does_not_depend_on_batch_order_or_threads(name: str) -> None:
     images = make_images(37, 3, 32, 32)
     whole = corrupt(images, name, 5, seed=7)
@@ -86,14 +105,14 @@ def test_image_does_not_depend_on_batch_order_or_threads(name: str) -> None:
         torch.set_num_threads(threads)
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", EVERY)
 def test_large_images_do_not_depend_on_the_batch(name: str) -> None:
     images = make_images(4, 3, 128, 128)
     whole = corrupt(images, name, 5, constants="imagenet")
     assert torch.equal(corrupt(images[3:], name, 5, constants="imagenet", index=[3]), whole[3:])
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", EVERY)
 def test_seed_and_index_matter_exactly_where_there_is_chance(name: str) -> None:
     images = make_images(1, 3, 32, 32).expand(2, -1, -1, -1)
     first = corrupt(images, name, 5, seed=0)
@@ -134,7 +153,7 @@ def test_gray_image_is_treated_like_its_colour_copy(name: str) -> None:
 
 @settings(max_examples=30, deadline=None)
 @given(
-    name=st.sampled_from(ALL),
+    name=st.sampled_from(EVERY),
     severity=st.integers(1, 5),
     height=st.integers(8, 50),
     width=st.integers(8, 50),

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ttvd.data.corruptions import blur, corrupt, frost_source, weather
 from ttvd.data.corruptions.digital import _sample
-from ttvd.data.corruptions.random import Draws
+from ttvd.data.corruptions.random import RandomFields
 
 pytest.importorskip("imagecorruptions", exc_type=ImportError)
 
@@ -86,7 +86,7 @@ def test_motion_blur_agrees_for_the_same_angle(
     ours = to_bytes(
         corrupt(to_tensor(photo), "motion_blur", severity, constants="imagenet", seed=2, index=[11])
     )[0]
-    angle = float(Draws.create(2, index, 5, severity).uniform(0, 1)) * 90 - 45
+    angle = float(RandomFields.create(2, index, 5, severity).uniform(0, 1)) * 90 - 45
     monkeypatch.setattr(np.random, "uniform", lambda *args: angle)
     difference = np.abs(ours - run_reference(reference, photo, "motion_blur", severity))
     assert difference.max() <= 1
@@ -185,7 +185,7 @@ def test_fog_uses_the_same_fractal_for_the_same_noise(
     reference: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     size, decay = 32, 1.75
-    draws = Draws.create(0, np.array([4]), 9, 5)
+    draws = RandomFields.create(0, np.array([4]), 9, 5)
     noise = draws.uniform(0, size, size)[0].mul(2).sub(1).double().numpy()
     step = [size, 0]
 

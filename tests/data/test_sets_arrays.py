@@ -21,7 +21,7 @@ class Bomb:
         return os.system, (f"touch {MARKER}",)
 
 
-@pytest.mark.parametrize("kind", ["objects", "pickle", "truncated", "header", "empty", "npz"])
+@pytest.mark.parametrize("kind", ["objects", "pickle", "truncated", "header", "empty", "npz", "negative"])
 def test_arrays_that_are_not_plain_are_refused(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -33,6 +33,8 @@ def test_arrays_that_are_not_plain_are_refused(
         np.save(path, np.array([Bomb()], object), allow_pickle=True)
     elif kind == "pickle":
         path.write_bytes(pickle.dumps(Bomb()))
+    elif kind == "negative":
+        path.write_bytes(path.read_bytes().replace(b"(5, ", b"(-5,"))
     elif kind == "npz":
         with path.open("wb") as file:
             np.savez(file, a=np.zeros(1))

@@ -1,40 +1,23 @@
-"""Folders of pictures against torchvision, damaged pictures, loaders and class maps."""
+"""Folders of pictures against torchvision, damaged pictures, left out files and class maps."""
 
+import os
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 import torch
 from PIL import Image
 
-from ttvd.data.sets import (
-    ClassMap,
-    ImageFolder,
-    from_arrays,
-    image_loader,
-    load_set,
-    read_image,
-    read_synsets,
-)
+from tests.helpers.data import random_pixels, write_class_folders
+from ttvd.data.loading import describe_skipped, load_batches
+from ttvd.data.sets import ClassMap, ImageFolder, load_set, read_image, read_synsets
 
 SIZES = [(300, 260), (260, 300), (500, 333), (231, 640), (256, 256)]
 
 
-def paint(size: tuple[int, int], seed: int) -> npt.NDArray[np.uint8]:
-    return np.random.default_rng(seed).integers(0, 256, (size[1], size[0], 3), np.uint8)
-
-
-def make_tree(root: Path, size: tuple[int, int] = (40, 36)) -> None:
-    for number, path in enumerate(["n03/b.png", "n03/a.JPEG", "n01/x.png", "n02/sub/deep.png", "n02/z.jpg"]):
-        (root / path).parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(paint(size, number)).save(root / path)
-    (root / "n01" / "notes.txt").write_text("no picture")
-
-
 def test_order_and_labels_are_torchvisions(tmp_path: Path) -> None:
     datasets = pytest.importorskip("torchvision.datasets")
-    make_tree(tmp_path)
+    write_class_folders(tmp_path)
     ours = ImageFolder(tmp_path, None, None)
     theirs = datasets.ImageFolder(tmp_path).samples
     assert [str(tmp_path / ours.path(place)) for place in range(len(ours))] == [path for path, _ in theirs]
@@ -50,7 +33,7 @@ def test_preparation_is_torchvisions(
     size: tuple[int, int], resize: int | None, crop: int | None, tmp_path: Path
 ) -> None:
     functional = pytest.importorskip("torchvision.transforms.functional")
-    picture = Image.fromarray(paint(size, 0))
+    picture = Image.fromarray(random_pixels(size, 0))
     picture.save(tmp_path / "a.png")
     expected = picture if resize is None else functional.resize(picture, resize)
     expected = expected if crop is None else functional.center_crop(expected, crop)
@@ -64,39 +47,9 @@ def test_grey_and_transparent_pictures_become_rgb(tmp_path: Path) -> None:
         assert read_image(tmp_path / f"{mode}.png", None, None).shape == (3, 32, 32)
 
 
-def damage(root: Path) -> None:
-    path = root / "n02" / "z.jpg"
-    path.write_bytes(path.read_bytes()[:300])
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.filterwarnings("ignore:This process.*is multi-threaded:DeprecationWarning")
-def test_unreadable_pictures_stop_or_are_named(workers: int, tmp_path: Path) -> None:
-    make_tree(tmp_path)
-    damage(tmp_path)
+def test_parts_of_a_folder_keep_their_order(tmp_path: Path) -> None:
+    write_class_folders(tmp_path)
     pictures = ImageFolder(tmp_path, 32, 32)
-    with pytest.raises(ValueError, match=r"z\.jpg cannot be used as a picture") as error:
-        list(image_loader(pictures, 2, workers))
-    assert "Traceback" not in str(error.value)
-    batches = list(image_loader(pictures, 2, workers, skip_unreadable=True))
-    assert torch.cat([batch.index for batch in batches]).tolist() == [0, 2, 3, 4]
-    assert torch.cat([batch.labels for batch in batches]).tolist() == [0, 1, 2, 2]
-    assert [len(batch.unreadable) for batch in batches] == [1, 0, 0]
-    assert torch.equal(torch.cat([batch.images for batch in batches]), pictures.floats([0, 2, 3, 4]))
-
-
-def test_a_batch_without_any_readable_picture_is_empty(tmp_path: Path) -> None:
-    make_tree(tmp_path)
-    damage(tmp_path)
-    batches = list(image_loader(ImageFolder(tmp_path, 32, 32), 1, 0, skip_unreadable=True))
-    assert [len(batch.labels) for batch in batches] == [1, 0, 1, 1, 1]
-
-
-def test_the_loader_follows_an_order(tmp_path: Path) -> None:
-    make_tree(tmp_path)
-    pictures = ImageFolder(tmp_path, 32, 32)
-    batches = list(image_loader(pictures, 2, 0, order=np.array([4, 0, 3])))
-    assert torch.cat([batch.index for batch in batches]).tolist() == [4, 0, 3]
     part = pictures.subset([4, 0, 3])
     assert part.labels.tolist() == [2, 0, 2]
     assert part.path(1) == pictures.path(0)
@@ -104,23 +57,37 @@ def test_the_loader_follows_an_order(tmp_path: Path) -> None:
     assert part.fingerprint() != pictures.fingerprint()
 
 
-def test_the_loader_refuses_images_outside_the_unit_interval() -> None:
-    with pytest.raises(ValueError, match=r"outside \[0, 1\]"):
-        list(image_loader([(torch.full((1, 8, 8), 2.0), 0)], 1, 0))
-    with pytest.raises(ValueError, match="float images"):
-        list(image_loader([(torch.zeros(1, 8, 8, dtype=torch.uint8), 0)], 1, 0))
-    images = from_arrays(torch.rand(5, 1, 8, 8), [0, 1, 2, 3, 4])
-    assert torch.equal(torch.cat([batch.images for batch in image_loader(images, 2, 0)]), images.floats())
-
-
 def test_nothing_is_kept_while_loading(tmp_path: Path) -> None:
-    make_tree(tmp_path)
+    write_class_folders(tmp_path)
     pictures = ImageFolder(tmp_path, 32, 32)
     before = set(vars(pictures))
-    for _ in image_loader(pictures, 2, 0):
+    for _ in load_batches(pictures.pixels, range(5), 2, workers=0):
         pass
     assert set(vars(pictures)) == before
     assert sum(getattr(value, "nbytes", 0) for value in vars(pictures).values()) < 1000
+
+
+def test_files_with_other_suffixes_are_counted(tmp_path: Path) -> None:
+    write_class_folders(tmp_path)
+    for name in ("n01/a.gif", "n01/b.GIF", "n02/sub/c.gif", "n03/README"):
+        (tmp_path / name).touch()
+    skipped = ImageFolder(tmp_path).skipped
+    assert skipped == {".gif": 3, ".txt": 1, "": 1}
+    assert describe_skipped(skipped).startswith("left out: 3 .gif, ")
+    assert describe_skipped({}) == ""
+
+
+def test_folders_that_cannot_be_read_are_not_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_class_folders(tmp_path)
+
+    def refuse(path: str) -> None:
+        raise PermissionError(13, "not allowed", path)
+
+    monkeypatch.setattr("os.scandir", refuse)
+    with pytest.raises(PermissionError, match="n01"):
+        ImageFolder(tmp_path, classes=("n01",))
 
 
 def test_bad_folders_are_refused(tmp_path: Path) -> None:
@@ -143,12 +110,15 @@ def test_small_pictures_and_other_files_are_refused(tmp_path: Path) -> None:
         read_image(tmp_path / "text.png")
     with pytest.raises(FileNotFoundError):
         read_image(tmp_path / "missing.png")
+    os.mkfifo(tmp_path / "pipe.png")
+    with pytest.raises(ValueError, match="not a regular file"):
+        read_image(tmp_path / "pipe.png")
 
 
 def test_official_trees_are_found(tmp_path: Path) -> None:
-    make_tree(tmp_path / "val", (300, 280))
-    make_tree(tmp_path / "ImageNet-C" / "fog" / "3", (224, 224))
-    make_tree(tmp_path / "imagenet-r", (300, 280))
+    write_class_folders(tmp_path / "val", (300, 280))
+    write_class_folders(tmp_path / "ImageNet-C" / "fog" / "3", (224, 224))
+    write_class_folders(tmp_path / "imagenet-r", (300, 280))
     for name, options in (
         ("imagenet", {}),
         ("imagenet-c", {"corruption": "fog", "severity": 3}),
@@ -163,7 +133,7 @@ def test_official_trees_are_found(tmp_path: Path) -> None:
 
 
 def test_released_corrupted_pictures_are_not_resized(tmp_path: Path) -> None:
-    make_tree(tmp_path / "fog" / "5", (224, 224))
+    write_class_folders(tmp_path / "fog" / "5", (224, 224))
     found = load_set("imagenet-c", tmp_path, corruption="fog")
     expected = np.array(Image.open(tmp_path / "fog" / "5" / "n01" / "x.png")).transpose(2, 0, 1)
     assert (found.floats([0])[0] * 255).round().byte().numpy().tolist() == expected.tolist()
@@ -193,8 +163,8 @@ def test_class_maps_that_do_not_fit_are_refused() -> None:
 
 
 def test_links_are_followed_but_loops_do_not_multiply_a_set(tmp_path: Path) -> None:
-    make_tree(tmp_path / "set")
-    make_tree(tmp_path / "elsewhere")
+    write_class_folders(tmp_path / "set")
+    write_class_folders(tmp_path / "elsewhere")
     before = len(ImageFolder(tmp_path / "set"))
     (tmp_path / "set" / "n01" / "loop").symlink_to(tmp_path / "set" / "n01")
     (tmp_path / "set" / "n01" / "up").symlink_to(tmp_path / "set")
@@ -211,11 +181,11 @@ def test_links_are_followed_but_loops_do_not_multiply_a_set(tmp_path: Path) -> N
 
 
 def test_sizes_of_pictures_are_compared(tmp_path: Path) -> None:
-    make_tree(tmp_path)
+    write_class_folders(tmp_path)
     whole = ImageFolder(tmp_path).prepared(None, None)
     whole.check_size()
     assert whole.floats([0]).shape == (1, 3, 36, 40)
-    Image.fromarray(paint((80, 72), 9)).save(tmp_path / "n03" / "c.png")
+    Image.fromarray(random_pixels((80, 72), 9)).save(tmp_path / "n03" / "c.png")
     larger = ImageFolder(tmp_path, None, None)
     with pytest.raises(ValueError, match=r"n01/x\.png: 40 x 36, n03/c\.png: 80 x 72\); give a crop"):
         larger.check_size()

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pytest
 
 from ttvd.data.sets import ImageSet, load_set
-from ttvd.data.sets.mnist import FASHION, read_idx
+from ttvd.data.sets.official import FASHION, read_idx
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -64,8 +64,8 @@ def test_truncated_files_are_refused(cut: int, packed: bool, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "is no idx file"),
-        (b"\0\0\x0d\x01" + bytes(8), "is no idx file"),
+        (b"", "not an idx file"),
+        (b"\0\0\x0d\x01" + bytes(8), "not an idx file"),
         (b"\0\0\x08\x03\0\0", "within its header"),
         (b"\0\0\x08\x03" + b"\xff" * 12, "announces the shape"),
         (to_idx(np.zeros(3, np.uint8)) + b"x", "more bytes"),

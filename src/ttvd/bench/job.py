@@ -17,7 +17,7 @@ from ttvd.bench.resources import Resources
 from ttvd.bench.run import Row, run
 from ttvd.bench.spec import Domain, Facts, Run, Spec
 from ttvd.data import streams
-from ttvd.data.prefetch import prefetch
+from ttvd.data.loading import prefetch
 from ttvd.data.sets import ImageFolder
 from ttvd.data.streams import Order
 from ttvd.engine.acceleration import Precision

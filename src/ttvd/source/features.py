@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset, IterableDataset, default_collate
 
-from ttvd.data.prefetch import prefetch
+from ttvd.data.loading import prefetch
 from ttvd.data.sets import ImageFolder, ImageSet
 from ttvd.nn.split import evaluating, split
 from ttvd.nn.views import rotate

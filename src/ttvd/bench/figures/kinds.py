@@ -18,7 +18,7 @@ from ttvd.bench.recipe import Recipe
 from ttvd.bench.recipe.parts import FigurePart
 from ttvd.bench.resources import Resources
 from ttvd.bench.store import Store
-from ttvd.data.corruptions.checks import check_choice
+from ttvd.data.checks import check_choice
 
 Check = Callable[[Scene, Any], object]
 

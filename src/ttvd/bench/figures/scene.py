@@ -15,8 +15,8 @@ from ttvd.bench.figures.values import Description, Trace
 from ttvd.bench.recipe import Recipe
 from ttvd.bench.resources import CORRUPTED, OFFICIAL, PARTIAL, Resources
 from ttvd.bench.spec import CLEAN, Domain, Spec
+from ttvd.data.checks import check_choice, check_severity
 from ttvd.data.corruptions import CORRUPTIONS, EXTRA, describe
-from ttvd.data.corruptions.checks import check_choice, check_severity
 from ttvd.data.streams import batches, iid
 from ttvd.geometry import Diagram
 from ttvd.methods import Adapter, find_method

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ttvd.bench.figures.scene import GAMMA, Options, Scene, check_positive, power_diagrams, trace
 from ttvd.bench.figures.values import Description, Trace, Tree, diagram_to_arrays
-from ttvd.data.corruptions.checks import check_choice
+from ttvd.data.checks import check_choice
 from ttvd.geometry import Diagram, assign, slice_plane
 from ttvd.methods import create, find_method
 from ttvd.nn.split import SplitModel

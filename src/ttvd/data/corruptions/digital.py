@@ -14,17 +14,17 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ttvd.data.corruptions.constants import Row
-from ttvd.data.corruptions.filters import blur, to_levels
-from ttvd.data.corruptions.random import Draws
+from ttvd.data.corruptions.filters import gaussian_filter, to_levels
+from ttvd.data.corruptions.random import RandomFields
 
 Bytes = npt.NDArray[np.uint8]
 
-# Small images cost Pillow more Python than compression: threads that fight for the interpreter are slower than one.
+# For small images most of the time is spent in Python: several threads would be slower than one.
 _SMALL = 1 << 14
 _ONE_AT_A_TIME = Lock()
 
 
-def contrast(x: Tensor, row: Row, draws: Draws) -> Tensor:
+def contrast(x: Tensor, row: Row, random: RandomFields) -> Tensor:
     """Pull every channel towards its mean."""
     (factor,) = row
     # float64, because the order of a float32 sum depends on the size of the batch.
@@ -32,8 +32,8 @@ def contrast(x: Tensor, row: Row, draws: Draws) -> Tensor:
     return torch.lerp(mean, x, factor)
 
 
-def saturate(x: Tensor, row: Row, draws: Draws) -> Tensor:
-    """Scale and shift the saturation (of hue, saturation, value); grey images have none and stay as they are.
+def saturate(x: Tensor, row: Row, random: RandomFields) -> Tensor:
+    """Scale and shift the saturation (of hue, saturation, value); grey images have none and stay unchanged.
 
     Grey pixels of colour images have hue 0: a shift of their saturation tints them red, as in the released sets.
     """
@@ -49,11 +49,11 @@ def saturate(x: Tensor, row: Row, draws: Draws) -> Tensor:
 
 
 def _tint(x: Tensor) -> Tensor:
-    """How far below the value each channel lies for hue 0 and full saturation."""
+    """Return how far below the value each channel lies for hue 0 and full saturation."""
     return x.new_tensor([0.0, 1.0, 1.0]).view(1, 3, 1, 1)
 
 
-def pixelate(x: Tensor, row: Row, draws: Draws) -> Tensor:
+def pixelate(x: Tensor, row: Row, random: RandomFields) -> Tensor:
     """Shrink by box averages, enlarge by repetition; equal to Pillow's BOX and NEAREST filters on bytes."""
     (factor,) = row
     height, width = x.shape[-2:]
@@ -74,50 +74,50 @@ def _average(levels: Tensor, boxes: Tensor) -> Tensor:
 
 @lru_cache(maxsize=32)
 def _boxes(size: int, small: int) -> Tensor:
-    """Which of `size` pixels belong to each of `small` boxes, (small, size) of 0 and 1."""
+    """Return which of `size` pixels belong to each of `small` boxes, (small, size) of 0 and 1."""
     scale = size / small
     centre = (np.arange(small) + 0.5)[:, None] * scale
     distance = (np.arange(size) - centre + 0.5) / scale
     return torch.from_numpy(((distance > -0.5) & (distance <= 0.5)).astype(np.float32))
 
 
-def elastic_transform(x: Tensor, row: Row, draws: Draws) -> Tensor:
+def elastic_transform(x: Tensor, row: Row, random: RandomFields) -> Tensor:
     """Warp by a random affine map, then by a smooth random displacement of every pixel."""
     height, width = x.shape[-2:]
     side = min(height, width)
     amplitude, sigma, affine = (side * value for value in row)
     y, x_axis = (torch.arange(size, device=x.device, dtype=torch.float32) for size in (height, width))
     grid = torch.stack(torch.broadcast_tensors(x_axis, y.unsqueeze(1)), dim=2)
-    warped = _sample(x, _map_affine(grid, affine, draws), repeat_edge=False)
+    warped = _sample(x, _map_affine(grid, affine, random), repeat_edge=False)
     if amplitude == 0:
         return warped
-    field = draws.uniform(1, 2, height, width).mul_(2).sub_(1)
-    field = blur(field, sigma, truncate=3.0, border="reflect").mul_(amplitude)
+    field = random.uniform(1, 2, height, width).mul_(2).sub_(1)
+    field = gaussian_filter(field, sigma, truncate=3.0, border="reflect").mul_(amplitude)
     return _sample(warped, grid + field.permute(0, 2, 3, 1), repeat_edge=True)
 
 
-def _map_affine(grid: Tensor, reach: float, draws: Draws) -> Tensor:
-    """Source positions (b, h, w, 2) of an affine map that moves three points by up to `reach` pixels."""
+def _map_affine(grid: Tensor, reach: float, random: RandomFields) -> Tensor:
+    """Return source positions (b, h, w, 2) of an affine map that moves three points by up to `reach` pixels."""
     height, width, _ = grid.shape
     square = min(height, width) // 3
     signs = torch.tensor([[1, 1], [1, -1], [-1, -1]], dtype=torch.float64, device=grid.device)
     points = torch.tensor([width // 2, height // 2], device=grid.device) + square * signs
-    moved = points + (draws.uniform(0, 3, 2).double() * 2 - 1) * reach
-    one = torch.ones(len(draws), 3, 1, dtype=torch.float64, device=grid.device)
-    inverse: Tensor = torch.linalg.solve(torch.cat([moved, one], dim=2), points.expand(len(draws), 3, 2))
+    moved = points + (random.uniform(0, 3, 2).double() * 2 - 1) * reach
+    one = torch.ones(len(random), 3, 1, dtype=torch.float64, device=grid.device)
+    inverse: Tensor = torch.linalg.solve(torch.cat([moved, one], dim=2), points.expand(len(random), 3, 2))
     column, line, shift = inverse.float().view(-1, 3, 1, 1, 2).unbind(1)
     return grid[..., :1] * column + grid[..., 1:] * line + shift
 
 
 def _sample(x: Tensor, position: Tensor, repeat_edge: bool) -> Tensor:
-    """Bilinear values at pixel positions (b, h, w, 2); borders mirror, with or without the edge pixel repeated."""
+    """Return bilinear values at pixel positions (b, h, w, 2); borders mirror, with or without a repeated edge."""
     size = position.new_tensor([x.shape[3], x.shape[2]])
     scaled = (2 * position + 1) / size - 1 if repeat_edge else 2 * position / (size - 1) - 1
     return F.grid_sample(x, scaled, padding_mode="reflection", align_corners=not repeat_edge)
 
 
-def jpeg_compression(x: Tensor, row: Row, draws: Draws) -> Tensor:
-    """Write and read each image as JPEG with Pillow, which keeps to the CPU."""
+def jpeg_compression(x: Tensor, row: Row, random: RandomFields) -> Tensor:
+    """Write and read each image as JPEG with Pillow, on the CPU."""
     (quality,) = row
     images = to_levels(x).byte().permute(0, 2, 3, 1).contiguous().cpu().numpy()
     recode = partial(_recode, quality=int(quality))

@@ -18,9 +18,9 @@ LUMA = (0.299, 0.587, 0.114)
 
 
 def to_levels(x: Tensor) -> Tensor:
-    """Levels 0..255 (as floats) of [0, 1] images, truncated as writing floats into unsigned bytes does.
+    """Return the levels 0..255 (as floats) of [0, 1] images, truncated as in a conversion to unsigned bytes.
 
-    A small fraction of a level is forgiven, so that rounding errors of float32 cannot lower an untouched pixel.
+    A small fraction of a level is tolerated, so that rounding errors of float32 cannot lower an unchanged pixel.
     """
     return x.mul(255).add_(SLACK).floor_().clamp_(0, 255)
 
@@ -31,15 +31,15 @@ def round_down(x: Tensor) -> Tensor:
 
 
 def to_gray(x: Tensor) -> Tensor:
-    """Luma (b, 1, h, w) of colour images; grey images are returned as they are."""
+    """Return the luma (b, 1, h, w) of colour images; grey images are returned unchanged."""
     if x.shape[1] == 1:
         return x
     red, green, blue = x.unbind(1)
     return (red * LUMA[0] + green * LUMA[1] + blue * LUMA[2]).unsqueeze(1)
 
 
-def blur(x: Tensor, sigma: float, truncate: float = 4.0, border: Border = "nearest") -> Tensor:
-    """Gaussian blur of both image axes; the kernel is cut at `truncate` standard deviations."""
+def gaussian_filter(x: Tensor, sigma: float, truncate: float = 4.0, border: Border = "nearest") -> Tensor:
+    """Blur both image axes with a Gaussian; the kernel is cut at `truncate` standard deviations."""
     radius = int(truncate * sigma + 0.5)
     if radius == 0:
         return x
@@ -89,7 +89,7 @@ def _pad(x: Tensor, axis: int, width: int, border: Border) -> Tensor:
 
 
 def _fold(place: npt.NDArray[np.int64], size: int, border: Border) -> npt.NDArray[np.int64]:
-    """Bring places beyond the border back: to the edge, or mirrored with the edge twice (reflect) or once (mirror)."""
+    """Map places beyond the border to the edge, or mirror them with the edge twice (reflect) or once (mirror)."""
     if border == "nearest":
         return place.clip(0, size - 1)
     turn = 2 * size - 1 if border == "reflect" else 2 * size - 2
@@ -109,8 +109,8 @@ def correlate(x: Tensor, kernel: Tensor) -> Tensor:
     return F.conv2d(planes, stacked, groups=b * c).view(b, c, h, w).to(x.dtype)
 
 
-def move(x: Tensor, radius: int, sigma: float, angle: Tensor) -> Tensor:
-    """Motion blur with one angle (in degrees) for each image, as ImageMagick defines it.
+def motion_filter(x: Tensor, radius: int, sigma: float, angle: Tensor) -> Tensor:
+    """Apply motion blur with one angle (in degrees) for each image, as ImageMagick defines it.
 
     Half a Gaussian of 2 * radius + 1 taps trails along the angle; each tap falls on the nearest pixel, edges repeat.
     """

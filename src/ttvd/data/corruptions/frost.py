@@ -1,7 +1,7 @@
-"""Frost: sheets of ice laid over the image, grown here or cut from the published pictures.
+"""Frost: sheets of ice over the image, either generated here or cut from the published pictures.
 
-The published pictures are not part of this library. The sheets grown here imitate their feathery crystals, and their
-colours (mean and deviation of each channel) follow the five pictures that the released sets were made with.
+The published pictures are not part of this library. The generated sheets imitate their feathery crystals. The mean and
+the deviation of each colour channel follow the five pictures that the released sets were made with.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ttvd.data.corruptions.constants import Row
-from ttvd.data.corruptions.filters import blur, to_gray
-from ttvd.data.corruptions.random import Draws
+from ttvd.data.corruptions.filters import gaussian_filter, to_gray
+from ttvd.data.corruptions.random import RandomFields
 
-Source = Literal["procedural", "pictures"]
+FrostSheets = Literal["procedural", "pictures"]
 
 _SIDE = 600
 _POINTS = 32
@@ -36,8 +36,8 @@ _RECIPES = (
 _PICTURES = ("frost1.png", "frost2.png", "frost3.png", "frost4.jpg", "frost5.jpg")
 
 
-def frost_source(frost: Source = "procedural") -> str:
-    """Name the sheets that `corrupt(..., frost=frost)` uses, for the record of a run.
+def frost_source(frost: FrostSheets = "procedural") -> str:
+    """Return a description of the sheets that `corrupt(..., frost=frost)` uses, for records.
 
     Example:
         >>> frost_source()
@@ -52,15 +52,15 @@ def frost_source(frost: Source = "procedural") -> str:
     return f"published pictures from {package} {version(package)}"
 
 
-def lay_frost(x: Tensor, row: Row, draws: Draws, source: Source = "procedural") -> Tensor:
+def apply_frost(x: Tensor, row: Row, random: RandomFields, sheets: FrostSheets = "procedural") -> Tensor:
     """Lay a random part of a random sheet over each image."""
     image_weight, frost_weight, scale = row
     height, width = x.shape[-2:]
-    sheets = _cut_sheets(source, scale, height, width, str(x.device))
-    kind = draws.integers(0, 0, len(sheets), 1).view(-1)
-    u, v = draws.uniform(1, 2).unbind(1)
+    cut = _cut_sheets(sheets, scale, height, width, str(x.device))
+    kind = random.integers(0, 0, len(cut), 1).view(-1)
+    u, v = random.uniform(1, 2).unbind(1)
     out = x * image_weight
-    for number, sheet in enumerate(sheets):
+    for number, sheet in enumerate(cut):
         here = (kind == number).nonzero().view(-1)
         windows = sheet.unfold(1, height, 1).unfold(2, width, 1)
         top, left = ((r[here] * (n - 1)).long() for r, n in ((u, windows.shape[1]), (v, windows.shape[2])))
@@ -70,9 +70,9 @@ def lay_frost(x: Tensor, row: Row, draws: Draws, source: Source = "procedural") 
 
 
 @lru_cache(maxsize=4)
-def _cut_sheets(source: Source, scale: float, height: int, width: int, device: str) -> tuple[Tensor, ...]:
+def _cut_sheets(kind: FrostSheets, scale: float, height: int, width: int, device: str) -> tuple[Tensor, ...]:
     """Sheets (3, h, w) at the given scale, enlarged further where they would not be larger than the image."""
-    sheets = _grow_sheets() if source == "procedural" else _load_pictures()
+    sheets = _grow_sheets() if kind == "procedural" else _load_pictures()
     fitted = []
     for sheet in sheets:
         smallest = max((height + 1) / sheet.shape[1], (width + 1) / sheet.shape[2])
@@ -114,9 +114,12 @@ def _grow_sheets() -> tuple[Tensor, ...]:
 def _grow_sheet(number: int) -> Tensor:
     """One sheet (3, side, side): crystals over clouds, coloured."""
     crystals, length, barbs, share, mean, deviation = _RECIPES[number]
-    draws = Draws.create(seed=0, index=np.array([number]), corruption=0, severity=0)
-    ice = _standardise(blur(_grow_crystals(draws, crystals, length, barbs), 0.55))
-    clouds = [blur(draws.normal(10 + i, 1, _SIDE, _SIDE), 2.0**i, border="reflect") for i in (3, 4, 5, 6)]
+    random = RandomFields.create(seed=0, index=np.array([number]), corruption=0, severity=0)
+    ice = _standardise(gaussian_filter(_grow_crystals(random, crystals, length, barbs), 0.55))
+    clouds = [
+        gaussian_filter(random.normal(10 + i, 1, _SIDE, _SIDE), 2.0**i, border="reflect")
+        for i in (3, 4, 5, 6)
+    ]
     haze = torch.stack([_standardise(cloud) for cloud in clouds]).sum(0)
     texture = _standardise(ice + share * _standardise(haze)).clamp_(-3, 3)
     return (torch.tensor(deviation).view(3, 1, 1) * texture[0] + torch.tensor(mean).view(3, 1, 1)).clamp_(
@@ -124,13 +127,13 @@ def _grow_sheet(number: int) -> Tensor:
     )
 
 
-def _grow_crystals(draws: Draws, count: int, length: float, barbs: int) -> Tensor:
+def _grow_crystals(random: RandomFields, count: int, length: float, barbs: int) -> Tensor:
     """Ferns (1, 1, side, side): stems in random directions with barbs that shorten towards the tip.
 
     The barbs of one side are lit and those of the other in shade, which gives the relief of ice.
     """
-    start = draws.uniform(0, count, 2)[0].mul_(_SIDE).view(-1, 1, 1, 2)
-    angle, size, light = (draws.uniform(i, count)[0].view(-1, 1, 1) for i in (1, 2, 3))
+    start = random.uniform(0, count, 2)[0].mul_(_SIDE).view(-1, 1, 1, 2)
+    angle, size, light = (random.uniform(i, count)[0].view(-1, 1, 1) for i in (1, 2, 3))
     size = length * (0.4 - size.log()).clamp_(max=3)
     along = torch.linspace(0, 1, barbs).view(1, -1, 1)
     out = torch.linspace(0, 1, _POINTS).view(1, 1, -1)

@@ -10,46 +10,46 @@ from torch import Tensor
 
 from ttvd.data.corruptions.constants import Row
 from ttvd.data.corruptions.filters import SLACK, to_levels
-from ttvd.data.corruptions.random import Draws
+from ttvd.data.corruptions.random import RandomFields
 
 
-def gaussian_noise(x: Tensor, row: Row, draws: Draws) -> Tensor:
+def gaussian_noise(x: Tensor, row: Row, random: RandomFields) -> Tensor:
     """Add independent normal noise."""
     (scale,) = row
-    return draws.normal(0, *x.shape[1:]).mul_(scale).add_(x)
+    return random.normal(0, *x.shape[1:]).mul_(scale).add_(x)
 
 
-def speckle_noise(x: Tensor, row: Row, draws: Draws) -> Tensor:
+def speckle_noise(x: Tensor, row: Row, random: RandomFields) -> Tensor:
     """Add normal noise in proportion to the value."""
     (scale,) = row
-    return draws.normal(0, *x.shape[1:]).mul_(scale).add_(1).mul_(x)
+    return random.normal(0, *x.shape[1:]).mul_(scale).add_(1).mul_(x)
 
 
-def impulse_noise(x: Tensor, row: Row, draws: Draws) -> Tensor:
-    """Set a share of the values to black or white with equal chance, each channel for itself."""
+def impulse_noise(x: Tensor, row: Row, random: RandomFields) -> Tensor:
+    """Set a share of the values to black or white with equal probability, each channel independently."""
     (amount,) = row
-    u = draws.uniform(0, *x.shape[1:])
+    u = random.uniform(0, *x.shape[1:])
     return x.mul(u >= amount).add_(u < amount / 2)
 
 
-def shot_noise(x: Tensor, row: Row, draws: Draws) -> Tensor:
-    """Replace a value by the count of a Poisson law whose mean is the value in photons.
+def shot_noise(x: Tensor, row: Row, random: RandomFields) -> Tensor:
+    """Replace a value by a Poisson count whose mean is the value in photons.
 
-    Exact in law: the 256 levels are drawn by inverting their tabulated distributions. What a value has above its
-    level (nothing, for 8-bit images) is a second, small Poisson count, because Poisson counts add up.
+    The distribution is exact: counts of the 256 levels are drawn by inverting their tabulated distributions. The part
+    of a value above its level (zero for 8-bit images) gives a second, small Poisson count, because Poisson counts add.
     """
     (photons,) = row
     level = to_levels(x)
-    counts = _invert_table(level.int(), draws.uniform(0, *x.shape[1:]), photons)
+    counts = _invert_table(level.int(), random.uniform(0, *x.shape[1:]), photons)
     rest = x.mul(255).sub_(level)
     rest = rest.masked_fill_(rest < 2 * SLACK, 0.0).mul_(photons / 255)
     if rest.any():
-        counts += _invert_small(rest, draws.uniform(1, *x.shape[1:]))
+        counts += _invert_small(rest, random.uniform(1, *x.shape[1:]))
     return counts.div_(photons)
 
 
 def _invert_table(level: Tensor, u: Tensor, photons: float) -> Tensor:
-    """Smallest count whose distribution function reaches u, by bisection in the table of the level."""
+    """Return the smallest count whose distribution function reaches u, by bisection in the table of the level."""
     table = _poisson_table(photons).to(u.device)
     start = level.view(-1) * table.shape[1]
     place, u = start.clone(), u.view(-1)
@@ -63,7 +63,7 @@ def _invert_table(level: Tensor, u: Tensor, photons: float) -> Tensor:
 
 @lru_cache(maxsize=16)
 def _poisson_table(photons: float) -> Tensor:
-    """Distribution functions of the 256 levels, one row each; the number of columns is a power of two."""
+    """Return the distribution functions of the 256 levels, one row each; the number of columns is a power of two."""
     columns = 1 << int(photons + 6 * photons**0.5 + 12).bit_length()
     mean = np.arange(256)[:, None] * (photons / 255)
     count = np.arange(columns)
@@ -74,7 +74,7 @@ def _poisson_table(photons: float) -> Tensor:
 
 
 def _invert_small(mean: Tensor, u: Tensor) -> Tensor:
-    """Poisson counts of means up to 2 by summing the law: 16 terms leave less than 1e-10."""
+    """Return Poisson counts for means up to 2 by summing probabilities: 16 terms leave less than 1e-10."""
     term = torch.exp(-mean)
     total, count = term.clone(), torch.zeros_like(mean)
     for k in range(1, 17):

@@ -1,7 +1,7 @@
 """Random numbers that belong to an image, not to a batch.
 
-A draw is a pure function of (seed, image index, corruption, severity, stream, position): a counter is hashed instead
-of a state advanced. So an image is corrupted in the same way alone or in a batch, in any order, with any number of
+A random number is a pure function of (seed, image index, corruption, severity, stream, position): a counter is hashed;
+no state is advanced. So an image is corrupted in the same way alone or in a batch, in any order, with any number of
 threads, and integers agree bit for bit between devices.
 
 Keys are derived with the SplitMix64 finaliser (Steele, Lea and Flood, 2014); positions are hashed with two keyed rounds
@@ -35,13 +35,13 @@ def fold(keys: npt.NDArray[np.uint64], value: int) -> npt.NDArray[np.uint64]:
 
 
 @dataclass(frozen=True, eq=False)
-class Draws:
+class RandomFields:
     """The random fields of a batch of images; `keys` holds one 64-bit key for each image.
 
     Example:
-        >>> draws = Draws.create(seed=0, index=np.arange(3), corruption=1, severity=5)
-        >>> alone = Draws.create(seed=0, index=np.array([2]), corruption=1, severity=5)
-        >>> bool((draws.uniform(0, 4, 4)[2] == alone.uniform(0, 4, 4)[0]).all())
+        >>> random = RandomFields.create(seed=0, index=np.arange(3), corruption=1, severity=5)
+        >>> alone = RandomFields.create(seed=0, index=np.array([2]), corruption=1, severity=5)
+        >>> bool((random.uniform(0, 4, 4)[2] == alone.uniform(0, 4, 4)[0]).all())
         True
     """
 
@@ -56,7 +56,7 @@ class Draws:
         corruption: int,
         severity: int,
         device: torch.device | str = "cpu",
-    ) -> Draws:
+    ) -> RandomFields:
         """Derive the keys of the images with the given indices."""
         keys = np.full(len(index), seed & _WORD, dtype=np.uint64)
         keys = mix(mix(keys) + index.astype(np.uint64) * np.uint64(_GOLDEN))
@@ -66,8 +66,8 @@ class Draws:
     def __len__(self) -> int:
         return len(self.keys)
 
-    def __getitem__(self, part: slice) -> Draws:
-        return Draws(self.keys[part], self.device)
+    def __getitem__(self, part: slice) -> RandomFields:
+        return RandomFields(self.keys[part], self.device)
 
     def bits(self, stream: int, *shape: int) -> Tensor:
         """Uniform int32 words of shape (b, *shape); different streams are independent."""

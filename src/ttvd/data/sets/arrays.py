@@ -1,7 +1,15 @@
-"""Images from arrays: tensors, .npy and .npz files, torch data sets. Nothing that is read here can run code."""
+"""Images from arrays: tensors, .npy and .npz files, torch data sets, and stacks in the layout of CIFAR-10-C.
+
+No file that is read here can run code.
+
+A stack has one .npy file for each corruption, which holds the severities one after the other, and labels.npy. The
+released CIFAR-10-C (https://zenodo.org/record/2535967) and CIFAR-100-C (https://zenodo.org/record/3555552) have the
+severities 1 to 5. Stacks that `ttvd corrupt` wrote state theirs in the manifest.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,9 +21,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ttvd.data.sets.imageset import ImageSet
+from ttvd.data.sets.base import ImageSet
 
 AnyArray = npt.NDArray[Any]
+SEVERITIES = (1, 2, 3, 4, 5)
 
 
 def from_arrays(
@@ -25,15 +34,15 @@ def from_arrays(
     classes: Sequence[str] | None = None,
     name: str = "images",
 ) -> ImageSet:
-    """Make an image set of arrays.
+    """Make an image set from arrays.
 
     Args:
-        images: (n, c, h, w), (n, h, w, c) or (n, h, w) with 1 or 3 channels; bytes, or floats in [0, 1], which are
-            rounded to the nearest of 256 levels. Where both the second and the last size could be channels, the
+        images: Bytes or floats in [0, 1] of shape (n, c, h, w), (n, h, w, c) or (n, h, w), with 1 or 3 channels. Floats
+            are rounded to the nearest of 256 levels. If the second and the last size could both be channels, the
             second is taken.
         labels: Integers (n,).
         classes: Names of the classes.
-        name: For records and messages.
+        name: Name of the set in records and messages.
 
     Example:
         >>> from_arrays(torch.ones(4, 8, 8, 3), [0, 1, 0, 1]).images.shape
@@ -52,7 +61,7 @@ def load_arrays(path: str | Path, labels: str | Path | None = None) -> ImageSet:
 
     Args:
         path: The .npz file, or the .npy file of the images.
-        labels: The .npy file of the labels; "labels.npy" beside the images unless given.
+        labels: The .npy file of the labels; "labels.npy" beside the images by default.
     """
     path = Path(path)
     if path.suffix == ".npz":
@@ -66,9 +75,10 @@ def from_dataset(dataset: Any, *, classes: Sequence[str] | None = None, name: st
     """Read a torch map-style data set of (image, label) items into memory.
 
     Args:
-        dataset: Images are tensors, arrays or Pillow pictures of one size, in the forms of `from_arrays`.
-        classes: Names of the classes; the data set's own `classes` unless given.
-        name: For records and messages.
+        dataset: Data set whose images are tensors, arrays or Pillow images of one size, in the forms that `from_arrays`
+            accepts.
+        classes: Names of the classes; the attribute `classes` of the data set by default.
+        name: Name of the set in records and messages.
     """
     items = [dataset[position] for position in range(len(dataset))]
     if not items:
@@ -84,12 +94,53 @@ def from_dataset(dataset: Any, *, classes: Sequence[str] | None = None, name: st
     return from_arrays(torch.stack(images), labels, classes=known, name=name)
 
 
+def load_stack(
+    folder: str | Path,
+    corruption: str,
+    severity: int = 5,
+    *,
+    classes: Sequence[str] | None = None,
+    name: str | None = None,
+) -> ImageSet:
+    """Load one corruption at one severity from a stack; only that part of the file is read.
+
+    Args:
+        folder: Folder of the .npy files.
+        corruption: Name of a file, without its suffix.
+        severity: One of the severities in the file, 1 to 5 in the released sets.
+        classes: Names of the classes.
+        name: Name of the set in records; the name of the folder by default.
+    """
+    folder = Path(folder)
+    severities = _read_severities(folder)
+    if severity not in severities:
+        raise ValueError(f"{folder} has the severities {list(severities)}, got {severity!r}")
+    path = folder / f"{corruption}.npy"
+    if not path.is_file():
+        known = sorted(file.stem for file in folder.glob("*.npy") if file.stem != "labels")
+        raise FileNotFoundError(f"no {path}; the corruptions there are: {', '.join(known) or 'none'}")
+    images, labels = read_npy(path), read_npy(folder / "labels.npy")
+    if labels.ndim != 1 or len(images) != len(labels):
+        raise ValueError(
+            f"{path} has {len(images)} images but labels.npy has shape {labels.shape}; "
+            "they do not belong together or one is truncated"
+        )
+    count, rest = divmod(len(images), len(severities))
+    if rest:
+        raise ValueError(
+            f"{path} has {len(images)} images, which {len(severities)} severities cannot share equally"
+        )
+    start = severities.index(severity) * count
+    rows = slice(start, start + count)
+    return from_arrays(images[rows], labels[rows], classes=classes, name=name or folder.name)
+
+
 def read_npy(path: str | Path) -> AnyArray:
     """Map an .npy file into memory, read-only; only the parts that are used are read from the disk.
 
     Raises:
-        FileNotFoundError: There is no such file.
-        ValueError: The file is truncated, no .npy file, or holds pickled objects, which are never loaded.
+        FileNotFoundError: The file does not exist.
+        ValueError: The file is truncated, is not an .npy file, or holds pickled objects, which are never loaded.
     """
     with _explained(path):
         array = np.load(path, mmap_mode="r", allow_pickle=False)
@@ -100,7 +151,7 @@ def read_npy(path: str | Path) -> AnyArray:
 
 
 def read_npz(path: str | Path, names: Sequence[str]) -> dict[str, AnyArray]:
-    """Read arrays from an .npz file; raise as :func:`read_npy` does, or when a name is missing."""
+    """Read arrays from an .npz file; raise like :func:`read_npy`, and if an array is missing."""
     with _explained(path), np.load(path, allow_pickle=False) as archive:
         if isinstance(archive, np.ndarray):
             raise ValueError("it is one array (.npy)")
@@ -116,15 +167,12 @@ def _explained(path: str | Path) -> Iterator[None]:
         raise FileNotFoundError(f"no file {path}")
     try:
         yield
-    except (ValueError, EOFError, BadZipFile, KeyError) as error:
-        # numpy's advice for pickled objects is to allow them, which is the last thing to do with a stranger's file.
-        text = str(error)
-        reason = (
-            "it holds pickled objects, which are never loaded"
-            if "ickle" in text or "objects" in text
-            else text
-        )
-        raise ValueError(f"{path} cannot be read as plain arrays: {reason or 'it is empty'}") from error
+    except (ValueError, EOFError, BadZipFile, KeyError, OverflowError, MemoryError) as error:
+        # numpy advises to allow pickled objects, which nobody should do with a file from elsewhere.
+        reason = str(error) or "it is empty"
+        if "ickle" in reason or "objects" in reason:
+            reason = "it holds pickled objects, which are never loaded"
+        raise ValueError(f"{path} cannot be read as plain arrays: {reason}") from error
 
 
 def _to_tensor(images: Tensor | npt.ArrayLike) -> Tensor:
@@ -160,3 +208,16 @@ def _to_channels_first(images: Tensor, name: str) -> Tensor:
             f"got {tuple(images.shape)}"
         )
     return images.contiguous()
+
+
+def _read_severities(folder: Path) -> tuple[int, ...]:
+    manifest = folder / "manifest.json"
+    if not manifest.is_file():
+        return SEVERITIES
+    try:
+        found = json.loads(manifest.read_text(encoding="utf-8"))["severities"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{manifest} is not a manifest of `ttvd corrupt`: {error}") from error
+    if not isinstance(found, list) or not found or any(type(number) is not int for number in found):
+        raise ValueError(f"{manifest}: severities must be a list of integers, got {found!r}")
+    return tuple(found)

@@ -1,40 +1,56 @@
-"""Folders of pictures: one folder for each class, as in ImageNet, ImageNet-C and ImageNet-R.
+"""Folders of image files with one folder for each class: ImageNet, ImageNet-C, ImageNet-R and others.
 
-Pictures are decoded when they are asked for and never kept, so that memory does not grow with the set.
+Images are decoded when they are asked for and never kept, so the memory does not grow with the set.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ttvd.data.sets.imageset import Index
-from ttvd.data.sets.pictures import Interpolation, Preparation, read_pixels, read_size
-from ttvd.data.sets.pictures import read_image as read_image
+from ttvd.data.loading import (
+    SUFFIXES,
+    ImageFiles,
+    Interpolation,
+    Preparation,
+    list_image_files,
+    read_pixels,
+    read_size,
+    to_floats,
+)
+from ttvd.data.sets.base import Index
 
-SUFFIXES = frozenset((".bmp", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"))
+CLASS_LISTS = ("classes.txt", "synset_words.txt", "synsets.txt", "LOC_synset_mapping.txt")
+"""Files with one class a line, in the order of a model's outputs; the last is in Kaggle's edition of ImageNet."""
+_TRAINING, _TESTING = ("train",), ("val", "validation", "test")
+_CORRUPTED, _RENDERED = "ImageNet-C", "imagenet-r"
+_ARCHIVES = ("", "noise", "blur", "weather", "digital", "extra")
+"""Folders that the archives of ImageNet-C may have been unpacked into."""
 
 
 class ImageFolder:
-    """Pictures in class folders, as a map-style data set: item i is (float image in [0, 1], label).
+    """Image files in class folders, as a map-style data set: item i is (float image in [0, 1], label).
 
-    Classes are the names of the folders in sorted order; pictures come in torchvision's order, folder by folder.
+    Classes are the names of the folders in sorted order. Images come in torchvision's order, folder by folder.
 
     Args:
-        root: Holds one folder for each class.
+        root: Folder that holds one folder for each class.
         resize: Length of the shorter side before cropping; None for no resizing.
-        crop: Side of the square cut from the centre; None for no cropping.
-        name: For records; the name of the folder unless given.
-        classes: Names of folders in the order of their labels, sorted folders unless given.
+        crop: Side of the square that is cut from the centre; None for no cropping.
+        name: Name of the set in records; the name of the folder by default.
+        classes: Names of the class folders in the order of their labels; all folders, sorted, by default.
 
     Attributes:
-        interpolation: Of the resizing, bilinear until :meth:`prepared` says otherwise.
+        interpolation: Interpolation of the resizing; bilinear until :meth:`prepared` changes it.
+        skipped: Number of files that do not have the suffix of an image, by suffix.
 
     Example:
         >>> import tempfile
@@ -62,8 +78,9 @@ class ImageFolder:
         self.interpolation: Interpolation = "bilinear"
         self.name = name or self.root.name
         self.classes: tuple[str, ...] = tuple(classes) if classes is not None else _list_classes(self.root)
-        found = [_list_pictures(self.root, label) for label in self.classes]
-        # One array instead of a list of strings: worker processes would copy the pages of a list as they touch it.
+        self.skipped: Counter[str] = Counter()
+        found = [self._list_class(label) for label in self.classes]
+        # One array instead of a list of strings: processes that share a list copy its pages as they touch them.
         self._paths = np.array([os.fsencode(path) for paths in found for path in paths], np.bytes_)
         self.labels = torch.repeat_interleave(torch.tensor([len(paths) for paths in found]))
 
@@ -71,24 +88,24 @@ class ImageFolder:
         return len(self.labels)
 
     def __getitem__(self, position: int) -> tuple[Tensor, int]:
-        return self.pixels(position).float().div_(255), int(self.labels[position])
+        return to_floats(self.pixels(position)), int(self.labels[position])
 
     def path(self, position: int) -> str:
-        """Return the path of a picture, relative to the root."""
+        """Return the path of an image, relative to the root."""
         return os.fsdecode(self._paths[position])
 
     def pixels(self, position: int) -> Tensor:
-        """Decode a picture into bytes (3, h, w)."""
+        """Decode an image into uint8 (3, h, w)."""
         return read_pixels(self.root / self.path(position), self.resize, self.crop, self.interpolation)
 
     def floats(self, index: Index | None = None) -> Tensor:
-        """Decode pictures, all of them unless an index is given, into float32 (b, 3, h, w) in [0, 1]."""
+        """Decode the images of an index, all by default, into float32 (b, 3, h, w) in [0, 1]."""
         rows = torch.arange(len(self))[slice(None) if index is None else index].tolist()
-        # Bytes until all are there: a fourth of the memory, and one conversion instead of one for each.
-        return torch.stack([self.pixels(row) for row in rows]).float().div_(255)
+        # Bytes until all are read: a quarter of the memory, and one conversion instead of one for each image.
+        return to_floats(torch.stack([self.pixels(row) for row in rows]))
 
     def subset(self, index: Index) -> ImageFolder:
-        """Return the pictures of an index, in its order, with the same classes."""
+        """Return the images of an index, in the order of the index, with the same classes."""
         part = object.__new__(ImageFolder)
         rows = torch.arange(len(self))[index]
         part.__dict__.update(self.__dict__, _paths=self._paths[rows.numpy()], labels=self.labels[rows])
@@ -97,13 +114,13 @@ class ImageFolder:
     def prepared(
         self, resize: int | None, crop: int | None, *, interpolation: Interpolation = "bilinear"
     ) -> ImageFolder:
-        """Return the same pictures with another preparation; `**how._asdict()` passes a `Preparation` on."""
+        """Return the same images with another preparation; `**how._asdict()` passes a `Preparation`."""
         other = object.__new__(ImageFolder)
         other.__dict__.update(self.__dict__, **Preparation(resize, crop, interpolation)._asdict())
         return other
 
     def check_size(self) -> None:
-        """Raise unless all images have one size; without a crop, the header of every picture is read."""
+        """Raise an error unless all images have one size; without a crop, the header of every file is read."""
         if self.crop is not None:
             return
         first = read_size(self.root / self.path(0), self.resize)
@@ -117,8 +134,8 @@ class ImageFolder:
                 )
 
     def fingerprint(self) -> str:
-        """Return the SHA-256 of paths, sizes of the files, labels and preparation; the pictures are not read."""
-        # The usual interpolation is not named, so that stores from before there was a choice stay valid.
+        """Return the SHA-256 of the paths, file sizes, labels and the preparation; the images are not read."""
+        # The usual interpolation is not part of it, so that rows from before there was a choice stay valid.
         how = (self.resize, self.crop, self.classes)
         digest = hashlib.sha256(
             repr(how if self.interpolation == "bilinear" else (*how, self.interpolation)).encode()
@@ -128,40 +145,154 @@ class ImageFolder:
             digest.update(b"%b %d %d\n" % (path, size, label))
         return digest.hexdigest()
 
+    def _list_class(self, label: str) -> list[str]:
+        folder = self.root / label
+        found = list_image_files(folder) if folder.is_dir() else ImageFiles([], Counter())
+        self.skipped += found.skipped
+        if not found.paths:
+            raise ValueError(f"the class folder {folder} has no pictures ({', '.join(sorted(SUFFIXES))})")
+        return [os.path.join(label, path) for path in found.paths]
+
+
+@dataclass(frozen=True)
+class ClassMap:
+    """The output of a model that stands for each class of a set, such as ImageNet-R's 200 among ImageNet's 1,000.
+
+    Attributes:
+        columns: The model's output for each class of the set.
+        outputs: Number of outputs of the model.
+
+    Example:
+        >>> classes = ClassMap.match(("n02", "n03"), ("n01", "n02", "n03"))
+        >>> classes.columns
+        (1, 2)
+        >>> classes.restrict(torch.tensor([[5.0, 1.0, 2.0]]))
+        tensor([[1., 2.]])
+    """
+
+    columns: tuple[int, ...]
+    outputs: int
+
+    @classmethod
+    def match(cls, classes: Sequence[str], all_classes: Sequence[str]) -> ClassMap:
+        """Find each class of a set, by its identifier, among all classes of a model in the order of its outputs.
+
+        Args:
+            classes: Classes of the set, such as the WordNet identifiers that name the folders of ImageNet-R.
+            all_classes: Classes of the model: the sorted folders of ImageNet, or `read_synsets` of a file.
+        """
+        place = {name: column for column, name in enumerate(all_classes)}
+        if len(place) != len(all_classes):
+            raise ValueError("the model's classes must be distinct")
+        missing = [name for name in classes if name not in place]
+        if missing:
+            raise ValueError(
+                f"{len(missing)} of {len(classes)} classes are unknown to the model, the first is {missing[0]!r}; "
+                "both sides must use the same identifiers, such as n01443537"
+            )
+        return cls(tuple(place[name] for name in classes), len(all_classes))
+
+    def restrict(self, logits: Tensor) -> Tensor:
+        """Keep the outputs (b, k) of the set's classes, in the order of its labels."""
+        if logits.shape[-1] != self.outputs:
+            raise ValueError(f"logits must have {self.outputs} columns, got {logits.shape[-1]}")
+        return logits[..., torch.tensor(self.columns, device=logits.device)]
+
+    def to_outputs(self, labels: Tensor) -> Tensor:
+        """Turn labels of the set into the model's output numbers."""
+        return torch.tensor(self.columns, device=labels.device)[labels]
+
+
+def read_synsets(path: str | Path) -> tuple[str, ...]:
+    """Read class identifiers in the order of a model's outputs from a text file or from a folder of class folders.
+
+    Args:
+        path: A file with one class a line, of which the first word counts, as in `synset_words.txt`; or the folder of
+            ImageNet's images, whose sorted class folders give the usual order.
+    """
+    path = Path(path)
+    if path.is_dir():
+        return _list_folders(path)
+    words = [line.split() for line in path.read_text(encoding="utf-8").splitlines()]
+    return tuple(word[0] for word in words if word)
+
+
+def load_imagenet(root: str | Path, split: str = "test") -> ImageFolder:
+    """Load the images of `root/train` or `root/val`; without such folders, `root` itself holds the classes.
+
+    Raises:
+        FileNotFoundError: The folder is missing, while other parts of ImageNet exist.
+    """
+    root, places = Path(root), _TRAINING if split == "train" else _TESTING
+    found = [root / place for place in places if (root / place).is_dir()]
+    if not found:
+        _refuse_parts(root, (*_TRAINING, *_TESTING, _CORRUPTED), [root / place for place in places])
+    return ImageFolder(found[0] if found else root, name="imagenet")
+
+
+def load_imagenet_c(root: str | Path, corruption: str, severity: int) -> ImageFolder:
+    """Load the released images of one corruption; its folder may lie in the folder of its archive."""
+    root = Path(root)
+    home = root / _CORRUPTED if (root / _CORRUPTED).is_dir() else root
+    folders = [home / archive / corruption / str(severity) for archive in _ARCHIVES]
+    folder = next((folder for folder in folders if folder.is_dir()), folders[0])
+    # The released images are 224 x 224 already: resizing would blur them.
+    return ImageFolder(folder, resize=None, name="imagenet-c")
+
+
+def load_imagenet_r(root: str | Path) -> ImageFolder:
+    """Load ImageNet-R, whose classes are some of ImageNet's; see :func:`find_classes`."""
+    inner = Path(root) / _RENDERED
+    if not inner.is_dir():
+        _refuse_parts(Path(root), (*_TRAINING, *_TESTING, _CORRUPTED), [inner])
+    return ImageFolder(inner if inner.is_dir() else root, name="imagenet-r")
+
+
+def find_classes(root: str | Path) -> tuple[str, ...]:
+    """Find the classes of ImageNet in the order of a model's outputs: in one of `CLASS_LISTS`, or as class folders.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as root:
+        ...     _ = Path(root, "classes.txt").write_text("n01440764 tench\\nn01443537 goldfish\\n")
+        ...     find_classes(root)
+        ('n01440764', 'n01443537')
+
+    Raises:
+        FileNotFoundError: There is neither such a file nor a folder of classes.
+    """
+    root = Path(root)
+    places = [root / name for name in CLASS_LISTS if (root / name).is_file()]
+    places += [root / name for name in (*_TRAINING, *_TESTING) if (root / name).is_dir()]
+    for place in places:
+        if classes := read_synsets(place):  # a flat folder of images has none
+            return classes
+    raise FileNotFoundError(
+        f"the classes of ImageNet in the order of the model's outputs are not in {root}: neither as folders of train "
+        f"or val, nor in a file {' or '.join(CLASS_LISTS)} with one identifier, such as n01440764, a line"
+    )
+
 
 def _list_classes(root: Path) -> tuple[str, ...]:
     if not root.is_dir():
         raise FileNotFoundError(f"no folder {root}")
-    classes = tuple(sorted(entry.name for entry in root.iterdir() if entry.is_dir() and entry.name[0] != "."))
+    classes = _list_folders(root)
     if not classes:
         raise ValueError(
-            f"{root} has no class folders; expected ROOT/class/picture. ImageNet's validation pictures come flat and "
-            "have to be sorted into class folders first"
+            f"{root} has no class folders; expected ROOT/class/picture. ImageNet's validation images come in one "
+            "folder and must be sorted into class folders first"
         )
     return classes
 
 
-def _list_pictures(root: Path, label: str) -> list[str]:
-    paths = [
-        os.path.relpath(os.path.join(folder, file), root)
-        for folder, files in sorted(_walk(root / label))
-        for file in sorted(files)
-        if os.path.splitext(file)[1].lower() in SUFFIXES
-    ]
-    if not paths:
-        raise ValueError(f"the class folder {root / label} has no pictures ({', '.join(sorted(SUFFIXES))})")
-    return paths
+def _list_folders(root: Path) -> tuple[str, ...]:
+    return tuple(sorted(entry.name for entry in root.iterdir() if entry.is_dir() and entry.name[0] != "."))
 
 
-def _walk(top: Path) -> Iterator[tuple[str, list[str]]]:
-    """Yield folders and their files; links are followed, but no folder is entered twice, nor one above `top`."""
-    home = top.resolve()
-    visited = {str(home), *map(str, home.parents)}
-    for folder, below, files in os.walk(top, followlinks=True):
-        yield folder, files
-        inner = sorted((os.path.islink(path := os.path.join(folder, name)), name, path) for name in below)
-        below.clear()
-        for _, name, path in inner:  # of a folder and a link to it, the folder is taken
-            if (real := os.path.realpath(path)) not in visited:
-                visited.add(real)
-                below.append(name)
+def _refuse_parts(root: Path, parts: tuple[str, ...], wanted: list[Path]) -> None:
+    """Raise an error if the parts of ImageNet would be taken for classes."""
+    if there := [name for name in parts if (root / name).is_dir()]:
+        raise FileNotFoundError(
+            f"{root} has a folder {there[0]}, so its folders are no classes, and there is no "
+            f"{' or '.join(str(folder) for folder in wanted)} with a folder for each class"
+        )

@@ -1,7 +1,7 @@
-"""CIFAR's python batches without their danger: an unpickler that can build plain values and byte arrays only.
+"""A safe unpickler for CIFAR's Python batches: it can build only plain values and byte arrays.
 
-A pickle is a program that names functions and calls them. Here every name but five is refused, and those five lead
-to harmless stand-ins: numpy's own reconstruction code is not reached either.
+A pickle is a program that names functions and calls them. Here every name except a few is refused, and these few lead
+to harmless substitutes: even numpy's own reconstruction code is not reached.
 """
 
 from __future__ import annotations
@@ -19,10 +19,14 @@ import numpy.typing as npt
 
 _DTYPES = ("u1", "|u1", "uint8")
 _PLAIN_BYTES = tuple((3, order, None, None, None) for order in ("|", b"|"))
+_FAILURES = (
+    *(pickle.UnpicklingError, EOFError, ValueError, TypeError, LookupError, AttributeError, MemoryError),
+    *(OverflowError, RecursionError),
+)
 
 
 class _Bytes8:
-    """Stands for numpy's dtype of bytes while a pickle is read."""
+    """Substitute for numpy's dtype of bytes while a pickle is read."""
 
     def __setstate__(self, state: object) -> None:
         if not isinstance(state, tuple) or state[:5] not in _PLAIN_BYTES:
@@ -32,7 +36,7 @@ class _Bytes8:
 
 
 class _Array:
-    """Stands for an array while a pickle is read; filled by the state that follows."""
+    """Substitute for an array while a pickle is read; the state that follows in the pickle fills it."""
 
     value: npt.NDArray[np.uint8] | None = None
 
@@ -53,8 +57,8 @@ class _Array:
         self.value = np.frombuffer(raw, np.uint8).reshape(shape, order="F" if fortran else "C")
 
 
-class _StandIn:
-    """A function that a pickle may call; a pickle can neither change it nor make instances of it."""
+class _Substitute:
+    """A function that a pickle may call; the pickle can neither change it nor make instances of it."""
 
     __slots__ = ("_function",)
 
@@ -65,16 +69,16 @@ class _StandIn:
         return self._function(*arguments)
 
     def __setstate__(self, state: object) -> NoReturn:
-        raise pickle.UnpicklingError("a pickle must not change what it is read with")
+        raise pickle.UnpicklingError("a pickle must not change the functions that it calls")
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
-        raise pickle.PicklingError("stand-ins are not saved")
+        raise pickle.PicklingError("substitutes are not saved")
 
 
 def _make_dtype(name: object, *_: object) -> _Bytes8:
     text = name.decode("latin1") if isinstance(name, bytes) else name
     if text not in _DTYPES:
-        raise pickle.UnpicklingError(f"only arrays of bytes are admitted, got the dtype {name!r:.40}")
+        raise pickle.UnpicklingError(f"only arrays of bytes are accepted, got the dtype {name!r:.40}")
     return _Bytes8()
 
 
@@ -91,7 +95,7 @@ def _frombuffer(raw: object, dtype: object, shape: object, order: object, *_: ob
 
 
 def _encode(text: object, codec: object) -> bytes:
-    """Python 3 writes bytes in this way where the protocol has none of them."""
+    """Undo the way in which Python 3 writes bytes in protocols that have no bytes."""
     if not isinstance(text, str) or codec != "latin1":
         raise pickle.UnpicklingError("only latin-1 text is turned into bytes")
     return text.encode("latin1")
@@ -101,30 +105,30 @@ def _refuse_call(*_: object) -> NoReturn:
     raise pickle.UnpicklingError("numpy.ndarray must not be called")
 
 
-_ARRAY = _StandIn(_make_array)
-_FROMBUFFER = _StandIn(_frombuffer)
-_ADMITTED = {
-    ("numpy", "ndarray"): _StandIn(_refuse_call),
-    ("numpy", "dtype"): _StandIn(_make_dtype),
+_ARRAY = _Substitute(_make_array)
+_FROMBUFFER = _Substitute(_frombuffer)
+_ACCEPTED = {
+    ("numpy", "ndarray"): _Substitute(_refuse_call),
+    ("numpy", "dtype"): _Substitute(_make_dtype),
     ("numpy.core.multiarray", "_reconstruct"): _ARRAY,
     ("numpy._core.multiarray", "_reconstruct"): _ARRAY,
     ("numpy.core.numeric", "_frombuffer"): _FROMBUFFER,
     ("numpy._core.numeric", "_frombuffer"): _FROMBUFFER,
-    ("_codecs", "encode"): _StandIn(_encode),
+    ("_codecs", "encode"): _Substitute(_encode),
 }
 
 
 class _PlainUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        """Return the stand-in for an admitted name; refuse every other."""
-        if (module, name) not in _ADMITTED:
+        """Return the substitute for an accepted name; refuse every other name."""
+        if (module, name) not in _ACCEPTED:
             raise pickle.UnpicklingError(
-                f"it asks for {module}.{name}, which a batch of images has no use for"
+                f"it asks for {module}.{name}, which a batch of images does not need"
             )
-        return _ADMITTED[module, name]
+        return _ACCEPTED[module, name]
 
     def persistent_load(self, identifier: object) -> NoReturn:
-        """Refuse references to anything outside the file."""
+        """Refuse references to objects outside the file."""
         raise pickle.UnpicklingError("it refers to objects outside the file")
 
 
@@ -132,21 +136,12 @@ def read_batch(path: str | Path) -> dict[str, Any]:
     """Read a pickled dictionary of byte arrays, lists, bytes, strings and numbers; refuse everything else.
 
     Raises:
-        ValueError: The file is damaged, or asks for anything beyond those values.
+        ValueError: The file is damaged, or holds anything but those values.
     """
-    copyreg.clear_extension_cache()  # what is in that cache is handed out without asking `find_class`
-    failures = (
-        pickle.UnpicklingError,
-        EOFError,
-        ValueError,
-        TypeError,
-        LookupError,
-        AttributeError,
-        MemoryError,
-    )
+    copyreg.clear_extension_cache()  # objects in that cache are returned without a call of `find_class`
     try:
         content = _PlainUnpickler(io.BytesIO(Path(path).read_bytes()), encoding="bytes").load()
-    except (*failures, OverflowError, RecursionError, UnicodeError) as error:
+    except _FAILURES as error:
         raise ValueError(f"{path} is refused as a batch of images: {error}") from error
     if not isinstance(content, dict):
         raise ValueError(f"{path} is refused as a batch of images: it holds a {type(content).__name__}")

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from ttvd.data.sets import ImageSet, load_set
-from ttvd.data.sets.cifar import CIFAR10_CLASSES, CIFAR100_CLASSES, LAYOUTS
+from ttvd.data.sets.official import CIFAR10_CLASSES, CIFAR100_CLASSES, LAYOUTS
 
 Bytes = npt.NDArray[np.uint8]
 COUNT = 12

@@ -1,9 +1,9 @@
-"""Pictures decoded ahead: the same numbers in the same order, errors in their turn, threads that end, flat memory."""
+"""Images that are loaded ahead: the same numbers in the same order, errors when due, threads that end, flat memory."""
 
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from PIL import Image
 from torch import Tensor
 
-from ttvd.data.prefetch import THREAD_NAME, Request, count_decoders, prefetch, to_floats
-from ttvd.data.sets import ImageFolder
+from tests.helpers.data import write_class_folders
+from ttvd.data.loading import THREAD_NAME, Batch, Request, count_decoders, load_batches, prefetch, to_floats
+from ttvd.data.sets import ImageFolder, from_arrays
 
 DEVICES = [
     "cpu",
@@ -175,7 +176,7 @@ def test_pictures_of_two_sizes_are_refused_in_their_turn(tmp_path: Path) -> None
 
 
 def test_closing_early_ends_the_threads_without_the_rest_of_the_work() -> None:
-    source = Slow([0.02] * 200)
+    source = Slow([0.005] * 200)
 
     def work() -> None:
         stream = prefetch(ask(source, [range(start, start + 50) for start in range(0, 200, 50)]), workers=2)
@@ -202,7 +203,7 @@ class Interrupting(Slow):
 
     def pixels(self, position: int) -> Tensor:
         if position == 1:
-            time.sleep(0.3)  # all has been asked for, and the main thread waits
+            time.sleep(0.1)  # all has been asked for, and the main thread waits
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
         return super().pixels(position)
 
@@ -210,7 +211,7 @@ class Interrupting(Slow):
 def test_an_interrupt_ends_the_wait() -> None:
     if threading.current_thread() is not threading.main_thread():
         pytest.skip("signals reach the main thread alone")
-    source = Interrupting([0.0] + [1.0] * 99)
+    source = Interrupting([0.0] + [0.3] * 99)
     start = time.monotonic()
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # jobs in the background begin without
     try:
@@ -246,6 +247,57 @@ def test_what_makes_no_sense_is_refused_at_once() -> None:
         prefetch([], ahead=0)
     assert list(prefetch([])) == []
     assert 1 <= count_decoders() <= 8
+
+
+@pytest.fixture
+def damaged(tmp_path: Path) -> ImageFolder:
+    """Five images, the second of which is cut off."""
+    write_class_folders(tmp_path)
+    path = tmp_path / "n02" / "z.jpg"
+    path.write_bytes(path.read_bytes()[:300])
+    return ImageFolder(tmp_path, 32, 32)
+
+
+def collect(batches: Iterable[Batch]) -> tuple[list[list[int]], Tensor]:
+    found = list(batches)
+    images = [batch.images for batch in found if batch.images is not None]
+    return [batch.positions for batch in found], torch.cat(images)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_unreadable_images_stop_or_are_skipped(workers: int, damaged: ImageFolder) -> None:
+    with pytest.raises(ValueError, match=r"two: .*z\.jpg cannot be used as a picture.*skip"):
+        list(load_batches(damaged.pixels, range(5), 2, workers=workers, names=["one", "two"]))
+    for size, expected in ((2, [[0], [2, 3], [4]]), (1, [[0], [], [2], [3], [4]])):
+        batches = load_batches(damaged.pixels, range(5), size, workers=workers, on_unreadable="skip")
+        found = list(batches)
+        positions, images = collect(found)
+        assert positions == expected
+        assert torch.equal(images, damaged.floats([0, 2, 3, 4]))
+        assert [position for batch in found for position, _ in batch.unreadable] == [1]
+        assert found[-1].stop == 5
+    assert list_threads() == []
+
+
+def test_batches_follow_an_order_and_are_floats() -> None:
+    images = from_arrays(torch.rand(5, 1, 8, 8), [0, 1, 2, 3, 4])
+    positions, found = collect(load_batches(images.pixels, [4, 0, 3], 2))
+    assert positions == [[4, 0], [3]]
+    assert torch.equal(found, images.floats([4, 0, 3]))
+    assert list(load_batches(images.pixels, [], 2)) == []
+
+
+def test_images_of_another_shape_or_with_bad_values_are_unreadable() -> None:
+    images = [torch.zeros(1, 8, 8), torch.zeros(1, 8, 9), torch.full((1, 8, 8), float("nan"))]
+    batch = next(load_batches(images.__getitem__, range(3), 3, on_unreadable="skip"))
+    assert batch.positions == [0]
+    assert ["size (1, 8, 9)" in batch.unreadable[0][1], "NaN" in batch.unreadable[1][1]] == [True, True]
+    with pytest.raises(ValueError, match=r"image 0: .*expected \(3, 8, 8\)"):
+        list(load_batches(images.__getitem__, range(3), 3, shape=(3, 8, 8)))
+    with pytest.raises(ValueError, match="at least 1 image"):
+        load_batches(images.__getitem__, range(3), 0)
+    with pytest.raises(ValueError, match="'stop' or 'skip'"):
+        load_batches(images.__getitem__, range(3), 1, on_unreadable="maybe")  # type: ignore[arg-type]
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

@@ -1,15 +1,19 @@
-"""The value that every loader returns: labelled images in memory, and what a set on disk has in common with it."""
+"""Labelled images in memory, and the interface that they share with image folders."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from pathlib import Path
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
 
+from ttvd.data.loading import to_floats
+
+Split = Literal["train", "test"]
 Index = Sequence[int] | slice | Tensor
 
 
@@ -29,10 +33,10 @@ class LabelledImages(Protocol):
         """Names of the classes."""
 
     def floats(self, index: Index | None = None) -> Tensor:
-        """Images as floats (b, c, h, w) in [0, 1]."""
+        """Return images as float32 (b, c, h, w) in [0, 1]."""
 
     def fingerprint(self) -> str:
-        """Hexadecimal SHA-256 which identifies the images and labels."""
+        """Return a hexadecimal SHA-256 that identifies the images and labels."""
 
     def __len__(self) -> int: ...
 
@@ -41,13 +45,13 @@ class LabelledImages(Protocol):
 class ImageSet:
     """Labelled images in memory, one byte for each value.
 
-    It is a map-style data set too: item i is (float image in [0, 1], label).
+    An image set is also a map-style data set: item i is (float image in [0, 1], label).
 
     Attributes:
         images: uint8 (n, c, h, w).
         labels: int64 (n,).
-        classes: Names of the classes, where known; label i stands for `classes[i]`.
-        name: For records and manifests.
+        classes: Names of the classes, where they are known; label i stands for `classes[i]`.
+        name: Name of the set in records and manifests.
 
     Example:
         >>> images = ImageSet(torch.full((2, 1, 8, 8), 255, dtype=torch.uint8), torch.tensor([0, 1]))
@@ -90,19 +94,23 @@ class ImageSet:
         return len(self.labels)
 
     def __getitem__(self, position: int) -> tuple[Tensor, int]:
-        return self.images[position].float().div_(255), int(self.labels[position])
+        return to_floats(self.pixels(position)), int(self.labels[position])
+
+    def pixels(self, position: int) -> Tensor:
+        """Return one image as uint8 (c, h, w)."""
+        return self.images[position]
 
     def floats(self, index: Index | None = None) -> Tensor:
-        """Return images, all of them unless an index is given, as float32 (b, c, h, w) in [0, 1]."""
-        return self.images[_to_rows(index)].float().div_(255)
+        """Return the images of an index, all by default, as float32 (b, c, h, w) in [0, 1]."""
+        return to_floats(self.images[_to_rows(index)])
 
     def subset(self, index: Index) -> ImageSet:
-        """Return the images of an index, in its order."""
+        """Return the images of an index, in the order of the index."""
         rows = _to_rows(index)
         return ImageSet(self.images[rows], self.labels[rows], self.classes, self.name)
 
     def fingerprint(self) -> str:
-        """Return the SHA-256 of shape, pixels and labels."""
+        """Return the SHA-256 of the shape, the pixels and the labels."""
         digest = hashlib.sha256(repr(tuple(self.images.shape)).encode())
         digest.update(self.images.cpu().contiguous().numpy().data)
         digest.update(self.labels.cpu().contiguous().numpy().data)
@@ -113,3 +121,30 @@ def _to_rows(index: Index | None) -> slice | Tensor:
     if index is None:
         return slice(None)
     return index if isinstance(index, slice | Tensor) else torch.as_tensor(index, dtype=torch.int64)
+
+
+def find_folder(root: str | Path, places: Mapping[str, Sequence[str]], hint: str) -> Path:
+    """Return the first folder that holds a set: one of the places below `root`, or `root` itself.
+
+    Args:
+        root: Folder that the user named.
+        places: Relative folders where the set may be, each with the names of its files.
+        hint: Command that downloads the set.
+
+    Raises:
+        FileNotFoundError: No folder has all files of the set.
+    """
+    root = Path(root)
+    if not root.is_dir():
+        raise FileNotFoundError(f"no folder {root}; `{hint}` makes it")
+    partial: list[str] = []
+    for place, names in places.items():
+        for folder in (root / place, root):
+            missing = [name for name in names if not (folder / name).is_file()]
+            if not missing:
+                return folder
+            if len(missing) < len(names):
+                partial.append(f"{folder} lacks {', '.join(missing[:3])}")
+    tried = " or ".join(str(root / place) for place in places)
+    reason = f" ({partial[0]})" if partial else ""
+    raise FileNotFoundError(f"the set is not in {tried}{reason}; `{hint}` gets it")

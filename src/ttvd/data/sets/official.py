@@ -1,24 +1,27 @@
-"""CIFAR-10 and CIFAR-100, in their binary and in their python layout.
+"""CIFAR-10 and CIFAR-100, MNIST, Fashion-MNIST and MNIST-C, from their official files.
 
-Both layouts: https://www.cs.toronto.edu/~kriz/cifar.html. The binary one is preferred where both are there.
+CIFAR has a binary and a Python layout (https://www.cs.toronto.edu/~kriz/cifar.html); the binary one is preferred.
+MNIST and Fashion-MNIST are idx files, gzipped or not. MNIST-C is .npy files.
 """
 
 from __future__ import annotations
 
+import gzip
+import struct
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from ttvd.data.sets.imageset import ImageSet
-from ttvd.data.sets.places import find_folder
+from ttvd.data.sets.arrays import from_arrays, read_npy
+from ttvd.data.sets.base import ImageSet, Split, find_folder
 from ttvd.data.sets.unpickle import read_batch
 
-Split = Literal["train", "test"]
 Bytes = npt.NDArray[np.uint8]
 _PIXELS = 3 * 32 * 32
 
@@ -35,17 +38,28 @@ television tiger tractor train trout tulip turtle wardrobe whale willow_tree wol
 CIFAR10_CLASSES: Final = tuple(_NAMES_10.split())
 CIFAR100_CLASSES: Final = tuple(_NAMES_100.split())
 
+DIGITS: Final = tuple("0123456789")
+_NAMES_FASHION = "T-shirt/top,Trouser,Pullover,Dress,Coat,Sandal,Shirt,Sneaker,Bag,Ankle boot"
+FASHION: Final = tuple(_NAMES_FASHION.split(","))
+FOLDERS: Final = {"mnist": ("mnist", "MNIST/raw"), "fashion-mnist": ("fashion-mnist", "FashionMNIST/raw")}
+"""Folders of each set: ours first, then torchvision's."""
+
+_CLASSES = {"mnist": DIGITS, "fashion-mnist": FASHION}
+_STEMS = {"train": "train", "test": "t10k"}
+_IDX_OF_BYTES = b"\0\0\x08"
+_MAX_BYTES = 1 << 32
+
 
 @dataclass(frozen=True)
 class Layout:
-    """How a set lies on the disk.
+    """How CIFAR-10 or CIFAR-100 lies on the disk.
 
     Attributes:
         binary: Folder of the binary files.
         python: Folder of the pickled files.
         files: Names of the files of each split, without the suffix of the binary ones.
-        records: Images in each file of a split.
-        label_bytes: Labels before the pixels of a binary record; the last of them is the class.
+        records: Number of images in each file of a split.
+        label_bytes: Number of labels before the pixels of a binary record; the last of them is the class.
         key: Name of the labels in a pickled file.
         classes: Names of the classes.
     """
@@ -132,3 +146,69 @@ def _read_python(path: Path, key: str, count: int) -> tuple[Bytes, npt.NDArray[n
     if len(labels) != count:
         raise ValueError(f"{path}: {count} images but {len(labels)} labels")
     return pixels, np.array(labels, np.int64)
+
+
+def load_mnist(name: str, root: str | Path, split: Split = "test") -> ImageSet:
+    """Load MNIST or Fashion-MNIST as one tensor.
+
+    Args:
+        name: "mnist" or "fashion-mnist".
+        root: Folder of the four idx files, or the folder above it.
+        split: "train" or "test".
+    """
+    stem = _STEMS[split]
+    images, labels = f"{stem}-images-idx3-ubyte", f"{stem}-labels-idx1-ubyte"
+    names = ([f"{images}{end}", f"{labels}{end}"] for end in (".gz", ""))
+    for files in names:
+        for place in (*FOLDERS[name], "."):
+            folder = Path(root, place)
+            if all((folder / file).is_file() for file in files):
+                pixels, numbers = read_idx(folder / files[0]), read_idx(folder / files[1])
+                return from_arrays(pixels, numbers, classes=_CLASSES[name], name=name)
+    raise FileNotFoundError(
+        f"no {images} and {labels} (or .gz) in {Path(root, FOLDERS[name][0])} or {root}; "
+        f"`ttvd data get {name} --root {root}` gets them"
+    )
+
+
+def load_mnist_c(root: str | Path, corruption: str, split: Split = "test") -> ImageSet:
+    """Load one corruption of MNIST-C (https://zenodo.org/record/3239543), which has no severities.
+
+    Args:
+        root: Folder that holds `mnist_c`, or `mnist_c` itself.
+        corruption: Name of a folder; "identity" is the clean set.
+        split: "train" or "test".
+    """
+    files = [f"{corruption}/{split}_{kind}.npy" for kind in ("images", "labels")]
+    folder = find_folder(root, {"mnist_c": files}, hint=f"ttvd data get mnist-c --root {root}")
+    images, labels = (read_npy(folder / file) for file in files)
+    return from_arrays(images, labels, classes=DIGITS, name="mnist-c")
+
+
+def read_idx(path: str | Path) -> npt.NDArray[np.uint8]:
+    """Read an array of bytes from an idx file; a name that ends in .gz is unpacked.
+
+    Raises:
+        ValueError: The file is truncated, damaged or too long, or holds another type.
+    """
+    path = Path(path)
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            magic = file.read(4)
+            if magic[:3] != _IDX_OF_BYTES or len(magic) < 4 or not 1 <= magic[3] <= 4:
+                begin = magic.hex(" ") or "nothing"
+                raise ValueError(f"{path} is not an idx file of bytes: it begins with {begin}")
+            sizes = file.read(4 * magic[3])
+            if len(sizes) < 4 * magic[3]:
+                raise ValueError(f"{path} is truncated within its header")
+            shape = struct.unpack(f">{magic[3]}I", sizes)
+            count = int(np.prod(shape, dtype=object))
+            if count > _MAX_BYTES:
+                raise ValueError(f"{path} is damaged: its header announces the shape {shape}")
+            content = file.read(count + 1)
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise ValueError(f"{path} is truncated or damaged: {error}") from error
+    if len(content) != count:
+        relation = "fewer" if len(content) < count else "more"
+        raise ValueError(f"{path} has {relation} bytes than the {count:,} of its shape {shape}")
+    return np.frombuffer(content, np.uint8).reshape(shape)
