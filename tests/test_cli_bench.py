@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 import typer.testing
 
-from tests.bench.engine_fakes import SMALL, PlainEngine, do_here, strip
-from ttvd.bench.engines import Started
-from ttvd.bench.engines.events import Event, Job, Shared
+from tests.helpers.engines import SMALL, PlainEngine, do_here, strip
+from ttvd.bench.engines import Event, Job, Shared, Started
 from ttvd.bench.engines.worker import prepare_bench
 from ttvd.bench.spec import Run, Spec
 from ttvd.bench.store import Store

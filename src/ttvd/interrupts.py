@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM without the loss of what is being written."""
+"""Ctrl-C and SIGTERM without the loss of work: a batch or run ends first, and handlers are restored."""
 
 import signal
 import threading
@@ -10,48 +10,58 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Interrupt:
-    """Tells whether the user has asked to stop."""
+    """Tells whether somebody has asked the program to stop.
+
+    Attributes:
+        requested: Whether Ctrl-C or SIGTERM has come.
+    """
 
     def __init__(self) -> None:
-        self.asked = False
-
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        if self.asked:  # somebody is impatient
-            raise KeyboardInterrupt
-        self.asked = True
+        self.requested = False
 
 
 @contextmanager
-def postpone_interrupts() -> Iterator[Interrupt]:
-    """Inside, Ctrl-C and SIGTERM are noted instead of raised, once; the second one is raised as `KeyboardInterrupt`.
+def defer_interrupts() -> Iterator[Interrupt]:
+    """Inside the block, the first Ctrl-C or SIGTERM is only noted; the second one raises `KeyboardInterrupt`.
 
-    Only the main thread can do so; in others nothing changes.
+    The caller looks at ``requested`` between two batches or runs, and stops there. Only the main thread receives
+    signals; in other threads nothing changes.
 
     Example:
         >>> import os
-        >>> with postpone_interrupts() as interrupt:
+        >>> with defer_interrupts() as interrupt:
         ...     os.kill(os.getpid(), signal.SIGTERM)
-        ...     print(interrupt.asked)
+        ...     print(interrupt.requested)
         True
     """
     interrupt = Interrupt()
-    with _handle(interrupt._note):
+
+    def note(number: int, frame: FrameType | None) -> None:
+        if interrupt.requested:  # somebody is impatient
+            raise KeyboardInterrupt
+        interrupt.requested = True
+
+    with _handle_signals(note):
         yield interrupt
 
 
 @contextmanager
 def raise_interrupts() -> Iterator[None]:
-    """Inside, SIGTERM raises `KeyboardInterrupt` as Ctrl-C does, so that processes and files are put in order."""
+    """Inside the block, SIGTERM raises `KeyboardInterrupt` as Ctrl-C does, so that `finally` blocks run.
+
+    This module imports nothing heavy: a command enters the block before it loads its libraries, so that a signal in
+    the first seconds is handled too.
+    """
 
     def stop(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
-    with _handle(stop):
+    with _handle_signals(stop):
         yield
 
 
 @contextmanager
-def _handle(handler: "signal._HANDLER") -> Iterator[None]:
+def _handle_signals(handler: "signal._HANDLER") -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return

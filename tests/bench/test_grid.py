@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.bench.engine_fakes import PlainEngine, do_here, make_run, make_spec, plan_small, strip
-from ttvd.bench.engines import Event, Finished, LocalEngine, Noted, Passed, Started
+from tests.helpers.engines import PlainEngine, do_here, make_run, make_spec, plan_small, strip
+from ttvd.bench.engines import EndedElsewhere, Event, Finished, Message, Started
+from ttvd.bench.engines.local import LocalEngine
 from ttvd.bench.engines.worker import prepare_bench
 from ttvd.bench.grid import Interrupted, Outcome, run_grid, run_plans
 from ttvd.bench.recipe import parse_recipe
@@ -168,8 +169,11 @@ def test_runs_of_a_living_process_are_waited_for(store: Store, neighbour: Neighb
     outcome = run_fakes(store, SPECS, diary)
     helper.join()
     assert outcome == Outcome(2, 0, {SPECS[1].key: "it failed over there"}, 1)
-    assert {event.key for event in diary.events if isinstance(event, Passed)} == {SPECS[0].key, SPECS[1].key}
-    [note] = [event.text for event in diary.events if isinstance(event, Noted)]
+    assert {event.key for event in diary.events if isinstance(event, EndedElsewhere)} == {
+        SPECS[0].key,
+        SPECS[1].key,
+    }
+    [note] = [event.text for event in diary.events if isinstance(event, Message)]
     assert note == "Waiting for another process, which is doing 2 of the runs."
 
 

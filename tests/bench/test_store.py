@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ttvd.bench import Record, Row
+from ttvd.bench.store import StoreError
 from ttvd.bench.spec import Domain, Facts, Member, Run, Spec
-from ttvd.bench.store import Figure, Store, StoreError
+from ttvd.bench.store import Figure, Store
 
 FACTS = Facts(
     order="5f3a", device="cpu", threads=1, versions={"ttvd": "0.1.0"}, started=1.7e9, seconds=12.25, peak=None,
@@ -147,7 +148,7 @@ def test_find_completes_a_key(path: Path) -> None:
     with Store(path) as store:
         store.add(make_run(0))
         store.fail(make_run(1).spec, "")
-        store.enroll("smoke", "", [Member("smoke", "a", "test", make_run(2).spec)])
+        store.save_recipe("smoke", "", [Member("smoke", "a", "test", make_run(2).spec)])
         for key in (done, failed, asked):
             assert store.find(key) == store.find(key[:6]) == store.find(key[:6].upper()) == key
         with pytest.raises(ValueError, match="begins with 'xyz'"):
@@ -165,16 +166,16 @@ def test_recipes_keep_their_members_in_order(path: Path) -> None:
     ]
     other = Member("table1", "a", "validation", make_run(0).spec)
     with Store(path) as store:
-        store.enroll("smoke", "text", members[:1])
-        store.enroll("table1", "other", [other])
-        store.enroll("smoke", "new", members)
+        store.save_recipe("smoke", "text", members[:1])
+        store.save_recipe("table1", "other", [other])
+        store.save_recipe("smoke", "new", members)
         assert store.recipes() == {"smoke": "new", "table1": "other"}
         assert store.members("smoke") == members
         assert store.members("table1") == [other]
         with pytest.raises(ValueError, match="did you mean smoke"):
             store.members("smok")
         with pytest.raises(ValueError, match="table1 cannot be enrolled under smoke"):
-            store.enroll("smoke", "", [other])
+            store.save_recipe("smoke", "", [other])
 
 
 def test_figures_are_kept_and_replaced(path: Path) -> None:

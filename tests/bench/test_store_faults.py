@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 from ttvd.bench import Record, Row
+from ttvd.bench.store import StoreError
 from ttvd.bench.spec import Domain, Facts, Run, Spec
-from ttvd.bench.store import Store, StoreError
+from ttvd.bench.store import Store
 
 FACTS = Facts("5f3a", "cpu", 1, {"ttvd": "0.1.0"}, 1.7e9, 12.25, None, 4.0, 0.5)
 

@@ -1,13 +1,13 @@
-"""Runs as rows of tables, and back without a loss.
+"""Runs as rows of the database, and back without a loss.
 
-Numbers are kept as SQLite keeps them: float64 as it is, but NaN as NULL, and minus zero as zero.
+SQLite keeps numbers as float64, but NaN as NULL, and minus zero as zero.
 """
 
 import hashlib
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import asdict
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,51 +18,50 @@ from ttvd.metrics import RunningMetrics
 
 SUMS = ("nll_sum", "brier_sum", "batch_ece_sum")
 BINS = ("bin_count", "bin_confidence", "bin_correct")
-NUMBERS = ("number", "domain", "n", "correct", *SUMS, "kept", "seconds")
-COLUMNS = (*NUMBERS, "bins")
-"""Of the table ``batches``, without the key of the run."""
+BATCH_NUMBERS = ("number", "domain", "n", "correct", *SUMS, "kept", "seconds")
+BATCH_COLUMNS = (*BATCH_NUMBERS, "bins")
+"""Columns of the table ``batches``, without the key of the run."""
 
 
 def to_json(value: Any) -> str:
-    """JSON that other programs can read too: no NaN."""
+    """Write JSON that other programs can read too: without NaN."""
     return json.dumps(value, sort_keys=True, allow_nan=False)
 
 
 def spec_from_json(text: str) -> Spec:
-    """The spec that was written with :func:`to_json`."""
+    """Read a spec that was written with :func:`to_json`."""
     return Spec.from_document(json.loads(text))
 
 
-@dataclass(frozen=True)
-class Line:
-    """One line of the table ``runs``, as far as it is needed to read the run."""
+class Header(NamedTuple):
+    """The row of a run in the table ``runs``, without the columns that only serve to filter."""
 
     key: str
     spec: str
     facts: str
     bins: int
-    digest: str = ""
+    digest: str
 
 
-def encode(run: Run) -> tuple[Line, list[tuple[Any, ...]]]:
-    """A run as a line of ``runs`` and lines of ``batches`` (in the order of ``COLUMNS``).
+def encode_run(run: Run) -> tuple[Header, list[tuple[Any, ...]]]:
+    """Encode a run as a row of ``runs`` and rows of ``batches`` (in the order of ``BATCH_COLUMNS``).
 
     Raises:
         ValueError: The record holds what could not be read back as a run.
     """
-    bins = _check_rows(run)
-    lines = [
+    size = _check_record(run)
+    rows = [
         (number, row.domain, *(row.metrics[name] for name in ("n", "correct", *SUMS)), row.kept, row.seconds)
         for number, row in enumerate(run.record.rows)
     ]
-    blobs = np.array([[row.metrics[name] for name in BINS] for row in run.record.rows], dtype="<f8")
-    line = Line(run.spec.key, to_json(run.spec.document()), to_json(asdict(run.facts)), bins)
-    line = replace(line, digest=_digest(line, _numbers(lines), blobs.tobytes()))
-    return line, [(*numbers, blob.tobytes()) for numbers, blob in zip(lines, blobs, strict=True)]
+    bins = np.array([[row.metrics[name] for name in BINS] for row in run.record.rows], dtype="<f8")
+    texts = run.spec.key, to_json(run.spec.document()), to_json(asdict(run.facts))
+    header = Header(*texts, size, _compute_digest((*texts, size), _to_array(rows), bins.tobytes()))
+    return header, [(*numbers, block.tobytes()) for numbers, block in zip(rows, bins, strict=True)]
 
 
-def _check_rows(run: Run) -> int:
-    """The number of bins, the same in all rows."""
+def _check_record(run: Run) -> int:
+    """Return the number of confidence bins, which all rows share."""
     rows = run.record.rows
     if not rows:
         raise ValueError("a run without batches cannot be stored")
@@ -78,37 +77,37 @@ def _check_rows(run: Run) -> int:
     return sizes.pop()
 
 
-class Block:
-    """The batches of a run as they come out of the database: arrays for all of them, checked against the digest.
+class StoredRun:
+    """A run as the database holds it, as arrays over its batches.
 
     Args:
-        line: Of the run.
-        batches: Its lines of ``batches``, in order; columns after ``COLUMNS`` do not matter.
+        header: Row of the run in ``runs``.
+        batches: Rows of the run in ``batches``, in order. Columns after ``BATCH_COLUMNS`` are ignored.
 
     Raises:
-        ValueError: They are not those that were stored.
+        ValueError: The rows do not match the digest: they are not those that were stored.
     """
 
-    def __init__(self, line: Line, batches: Sequence[tuple[Any, ...]]) -> None:
-        content = b"".join(batch[len(NUMBERS)] for batch in batches)
-        self.line, self._batches = line, batches
-        self.numbers = _numbers([batch[: len(NUMBERS)] for batch in batches])
-        if _digest(line, self.numbers, content) != line.digest:
+    def __init__(self, header: Header, batches: Sequence[tuple[Any, ...]]) -> None:
+        bins = b"".join(batch[len(BATCH_NUMBERS)] for batch in batches)
+        self.header, self._batches = header, batches
+        self.numbers = _to_array(batch[: len(BATCH_NUMBERS)] for batch in batches)
+        if _compute_digest(header[:-1], self.numbers, bins) != header.digest:
             raise ValueError("its content does not match its digest")
-        self.bins = np.frombuffer(content, dtype="<f8").reshape(len(batches), len(BINS), line.bins)
+        self.bins = np.frombuffer(bins, dtype="<f8").reshape(len(batches), len(BINS), header.bins)
 
     @property
     def spec(self) -> Spec:
-        """What was asked."""
-        return spec_from_json(self.line.spec)
+        """The spec of the run."""
+        return spec_from_json(self.header.spec)
 
     @property
     def facts(self) -> Facts:
-        """The circumstances."""
-        return Facts(**json.loads(self.line.facts))
+        """The circumstances of the run."""
+        return Facts(**json.loads(self.header.facts))
 
     def run(self) -> Run:
-        """The run that was stored."""
+        """Return the run that was stored."""
         # Lists for all rows at once: one conversion instead of one for each row and name.
         floats, bins = self.numbers[:, 4:].tolist(), self.bins.tolist()
         rows = [
@@ -134,31 +133,28 @@ class Block:
         return Run(self.spec, Record(tuple(rows)), self.facts)
 
     def metrics(self) -> dict[str, float]:
-        """Totals, as ``run().record.metrics().compute()`` gives them, without making rows."""
-        counts = dict(
-            zip(("n", "correct"), self.numbers[:, 2:4].sum(axis=0).astype(int).tolist(), strict=True)
-        )
+        """Return ``run().record.metrics().compute()`` without making rows."""
+        n, correct = self.numbers[:, 2:4].sum(axis=0).astype(int).tolist()
         sums = [np.ascontiguousarray(column).sum() for column in self.numbers[:, 4:7].T]
-        lists = dict(zip((*SUMS, *BINS), (*sums, *self.bins.sum(axis=0).tolist()), strict=True))
-        return RunningMetrics.from_state(counts | lists).compute()
+        state = dict(zip((*SUMS, *BINS), (*sums, *self.bins.sum(axis=0).tolist()), strict=True))
+        return RunningMetrics.from_state({"n": n, "correct": correct} | state).compute()
 
     def kept(self) -> float:
-        """Share of all samples that were used to adapt."""
+        """Return the share of all samples that were used to adapt."""
         sizes = self.numbers[:, 2]
         return float((sizes * self.numbers[:, 7]).sum() / sizes.sum())
 
 
-def _numbers(lines: Iterable[Sequence[Any]]) -> NDArray[np.float64]:
-    """All columns but the bins, as the database gives them back: NULL is NaN, and there is one NaN and one zero."""
-    numbers = np.array(list(lines), dtype="<f8") + 0.0
+def _to_array(rows: Iterable[Sequence[Any]]) -> NDArray[np.float64]:
+    """Return all columns but the bins, as the database gives them back: NULL is NaN, and there is only one zero."""
+    numbers = np.array(list(rows), dtype="<f8") + 0.0
     numbers[np.isnan(numbers)] = np.nan
     return numbers
 
 
-def _digest(line: Line, numbers: NDArray[np.float64], bins: bytes) -> str:
-    """Of all that is stored, so that damage which SQLite cannot see is noticed."""
-    head = json.dumps([line.key, line.spec, line.facts, line.bins, len(numbers)])
-    hashed = hashlib.sha256(head.encode())
+def _compute_digest(header: Sequence[Any], numbers: NDArray[np.float64], bins: bytes) -> str:
+    """Return a digest of all that is stored, which shows damage that SQLite cannot see."""
+    hashed = hashlib.sha256(json.dumps([*header, len(numbers)]).encode())
     hashed.update(numbers.tobytes())
     hashed.update(bins)
     return hashed.hexdigest()
