@@ -60,7 +60,9 @@ def test_deaths_and_failures_stay_with_their_run(tmp_path: Path) -> None:
     engine.start()
     for event in engine.run([dies, calm, raises, reads, *real, eats], WorkerConfig(), shared):
         if isinstance(event, Advanced) and event.key == calm.key:
-            os.kill(int((tmp_path / "pid").read_text()), signal.SIGINT)  # a terminal sends it to all processes
+            os.kill(
+                int((tmp_path / "pid").read_text()), signal.SIGINT
+            )  # a terminal sends it to all processes
         if isinstance(event, Advanced) and event.key == real[1].key and len(find(events, Message)) == 1:
             for pid in find_workers():
                 os.kill(pid, signal.SIGKILL)

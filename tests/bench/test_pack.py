@@ -3,7 +3,6 @@
 import csv
 import io
 import json
-import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,15 +13,17 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tests.bench.test_store import FACTS, make_row, make_run
+from tests.helpers.store import FACTS, make_row, make_run, temporary_folder
 from tests.report.fakes import BASIC, FakeStore
 from ttvd.bench.packed import (
     COLUMNS,
     PackedRecord,
     PackedRuns,
+    compute_digest,
     has_batches,
     open_runs,
     pack_runs,
+    unpack_runs,
 )
 from ttvd.bench.run import Record, Row, sum_metrics
 from ttvd.bench.spec import Domain, Member, Run
@@ -79,14 +80,14 @@ def runs(draw: st.DrawFn) -> Run:
 @example(replace(make_run(), facts=replace(FACTS, device="a\r\nb\rc")))
 def test_what_tables_are_made_of_comes_back_digit_by_digit(run: Run) -> None:
     member = Member("r", "line", "test", run.spec, {"lr": 0.1}, {"batch_size": 8})
-    with tempfile.TemporaryDirectory() as folder, Store(Path(folder, "runs.db")) as store:
+    with temporary_folder() as folder, Store(folder / "runs.db") as store:
         store.save_recipe("r", "title = 'r'", [member])
         store.add(run)
-        found = PackedRuns(pack_runs(store, "r", Path(folder))[0])
+        found = PackedRuns(pack_runs(store, "r", folder)[0])
         (back,) = found.load([run.spec.key]).values()
         stored = store.load([run.spec.key])[run.spec.key]
-        again, _ = pack_runs(found, "r", Path(folder, "again"))
-        assert again.read_bytes() == Path(folder, "r.csv").read_bytes()
+        again, _ = pack_runs(found, "r", folder / "again")
+        assert again.read_bytes() == (folder / "r.csv").read_bytes()
         assert found.members("r") == [member]
         assert found.recipes() == store.recipes()
     assert (back.spec, back.facts) == (run.spec, run.facts)
@@ -170,8 +171,8 @@ def test_runs_of_several_stores_come_together(tmp_path: Path) -> None:
 def test_a_store_can_go_on_from_packed_runs(packed: Path, tmp_path: Path) -> None:
     fake = FakeStore(("basic", RULES), batches=5)
     with Store(tmp_path / "new.db") as store:
-        assert unpack(PackedRuns(packed), store) == len(fake.runs)
-        assert unpack(PackedRuns(packed), store) == 0
+        assert unpack_runs(PackedRuns(packed), store) == len(fake.runs)
+        assert unpack_runs(PackedRuns(packed), store) == 0
         assert store.done() == fake.done()
         found = study(store, "basic")
         loaded = store.load(store.done())
@@ -204,7 +205,7 @@ def edit(path: Path, change: Callable[[list[dict[str, str]]], Any], *, sealed: b
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, lines[0], lineterminator="\n")
         writer.writeheader()
-        writer.writerows(line | ({"digest": seal(line)} if sealed else {}) for line in lines)
+        writer.writerows(line | ({"digest": compute_digest(line)} if sealed else {}) for line in lines)
 
 
 @pytest.mark.parametrize(
@@ -288,4 +289,4 @@ def test_columns_are_few_and_the_digest_covers_all(packed: Path) -> None:
     assert list(line) == list(COLUMNS)
     for name in COLUMNS:
         if name != "digest":
-            assert seal(line | {name: line[name] + " "}) != line["digest"]
+            assert compute_digest(line | {name: line[name] + " "}) != line["digest"]

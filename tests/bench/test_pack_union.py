@@ -2,7 +2,6 @@
 
 import csv
 import random
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,15 +12,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.bench.test_store import FACTS, make_run
+from tests.helpers.store import FACTS, make_run, temporary_folder
 from tests.report.fakes import BASIC, FakeStore, fake_run, list_members
+from ttvd.bench import packed as packing
 from ttvd.bench.export import list_runs
-from ttvd.bench.packed import PackedRuns, pack_run, pack_runs
+from ttvd.bench.packed import PackedRuns, pack_runs
 from ttvd.bench.recipe import parse_recipe
 from ttvd.bench.run import Record, Row
 from ttvd.bench.spec import Member, Run, Spec
 from ttvd.bench.store import Store
-from ttvd.bench.store import pack as packing
 from ttvd.bench.study import Study, study
 from ttvd.metrics import RunningMetrics
 
@@ -34,7 +33,8 @@ def make_store(
     seeds: Sequence[int] = (0, 1), text: str = SMALL, change: Callable[[Spec], Spec] = lambda spec: spec
 ) -> FakeStore:
     """As ``ttvd bench --seeds`` leaves one: the text of the recipe, and other members."""
-    fake = FakeStore(("basic", text), batches=2)
+    fake = FakeStore()
+    fake.texts = {"basic": text}
     members = list_members(replace(parse_recipe(text, "basic"), seeds=tuple(seeds)))
     members = [replace(member, spec=change(member.spec)) for member in members]
     fake.enrolled = {"basic": members}
@@ -80,13 +80,13 @@ def test_seeds_of_several_stores_add_up(tmp_path: Path, parts: list[tuple[int, .
 def test_no_finished_run_is_ever_lost(parts: list[set[int]], rng: random.Random) -> None:
     done: set[str] = set()
     asked: set[str] = set()
-    with tempfile.TemporaryDirectory() as folder:
+    with temporary_folder() as folder:
         for seeds in parts:
             fake = make_store(sorted(seeds))
             asked |= set(fake.runs)
             fake.lose(*rng.sample(sorted(fake.runs), rng.randrange(len(fake.runs))))
             done |= set(fake.runs)
-            found = PackedRuns(pack(fake, Path(folder)))
+            found = PackedRuns(pack(fake, folder))
             assert found.done() == done
             assert {member.spec.key for member in found.members("basic")} == asked
 
@@ -209,13 +209,20 @@ def test_a_file_that_cannot_be_read_back_does_not_replace_the_old(
     pack(make_store((0,)), tmp_path)
     before = read(tmp_path)
 
-    def lie(run: Run, *, batches: bool) -> dict[str, str]:
-        return pack_run(run, batches=batches) | {"nll_sum": "0.5"}
+    pack_scores = packing._pack_scores
 
-    monkeypatch.setattr(packing, "pack_run", lie)
+    def lie(run: Run, *, batches: bool) -> dict[str, str]:
+        return pack_scores(run, batches=batches) | {"nll_sum": "0.5"}
+
+    monkeypatch.setattr(packing, "_pack_scores", lie)
     with pytest.raises(ValueError, match=r"basic\.csv was not written: .*the metrics of .* differ"):
         pack(make_store((1,)), tmp_path)
-    monkeypatch.setattr(packing, "seal", lambda line: "")
+    write_lines = packing._write_lines
+    monkeypatch.setattr(
+        packing,
+        "_write_lines",
+        lambda path, lines: write_lines(path, [{**line, "digest": ""} for line in lines]),
+    )
     with pytest.raises(ValueError, match=r"basic\.csv was not written: .*damaged"):
         pack(make_store((1,)), tmp_path)
     assert read(tmp_path) == before

@@ -1,7 +1,7 @@
 import sqlite3
-import tempfile
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,35 +11,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.helpers.store import FACTS, make_row, make_run, temporary_folder
 from ttvd.bench import Record, Row
-from ttvd.bench.store import StoreError
-from ttvd.bench.spec import Domain, Facts, Member, Run, Spec
-from ttvd.bench.store import Figure, Store
-
-FACTS = Facts(
-    order="5f3a", device="cpu", threads=1, versions={"ttvd": "0.1.0"}, started=1.7e9, seconds=12.25, peak=None,
-    forwards=4.0, backwards=0.5,
-)  # fmt: skip
-
-
-def make_row(correct: int = 3, *, n: int = 4, bins: int = 15, kept: float = 0.5, domain: int = 0) -> Row:
-    """A batch whose predictions are all equally sure."""
-    empty = [0.0] * (bins - 1)
-    metrics: dict[str, float | list[float]] = {"n": n, "correct": correct, "nll_sum": 0.1 * n}
-    metrics |= {"brier_sum": 0.7, "batch_ece_sum": 1 / 3, "bin_count": [*empty, float(n)]}
-    metrics |= {"bin_confidence": [*empty, 0.95 * n], "bin_correct": [*empty, float(correct)]}
-    return Row(metrics, kept, 0.01, domain)
-
-
-def make_run(seed: int = 0, *, method: str = "tent", rows: tuple[Row, ...] | None = None) -> Run:
-    spec = Spec("digits-sla", "0" * 16, "digits", "1" * 16, (Domain("fog"),), method, seed=seed)
-    spec = replace(spec, parameters={"lr": 1e-3, "statistics": "batch"})
-    return Run(spec, Record(rows or tuple(make_row(number % 5) for number in range(3))), FACTS)
+from ttvd.bench.spec import Domain, Member, Run
+from ttvd.bench.store import Figure, Store, StoreError
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "runs.db"
+def path() -> Iterator[Path]:
+    with temporary_folder() as folder:
+        yield folder / "runs.db"
 
 
 def numbers(**kwargs: Any) -> st.SearchStrategy[float]:
@@ -77,7 +58,7 @@ def runs(draw: st.DrawFn) -> Run:
 @settings(max_examples=60, deadline=None)
 @given(runs())
 def test_a_run_comes_back_as_it_was(run: Run) -> None:
-    with tempfile.TemporaryDirectory() as folder, Store(Path(folder, "runs.db")) as store:
+    with temporary_folder() as folder, Store(folder / "runs.db") as store:
         assert store.add(run)
         back = store.load([run.spec.key])[run.spec.key]
     assert back == run
@@ -174,7 +155,7 @@ def test_recipes_keep_their_members_in_order(path: Path) -> None:
         assert store.members("table1") == [other]
         with pytest.raises(ValueError, match="did you mean smoke"):
             store.members("smok")
-        with pytest.raises(ValueError, match="table1 cannot be enrolled under smoke"):
+        with pytest.raises(ValueError, match="table1 cannot be stored under smoke"):
             store.save_recipe("smoke", "", [other])
 
 

@@ -1,6 +1,11 @@
 """Invented runs, to be stored and packed."""
 
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 
 from ttvd.bench import Record, Row
 from ttvd.bench.spec import Domain, Facts, Run, Spec
@@ -34,3 +39,11 @@ def make_long_run(seed: int = 0, batches: int = 20) -> Run:
         confidence = [seed + 0.5] + [number / 8] * 14
         rows.append(replace(row, metrics={**row.metrics, "bin_confidence": confidence}))
     return make_run(seed, rows=tuple(rows))
+
+
+@contextmanager
+def temporary_folder() -> Iterator[Path]:
+    """A folder in memory where there is one: stores wait for the disk, which is most of their time."""
+    memory = "/dev/shm"
+    with tempfile.TemporaryDirectory(dir=memory if os.access(memory, os.W_OK) else None) as folder:
+        yield Path(folder)

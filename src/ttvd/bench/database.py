@@ -233,8 +233,15 @@ def _open(path: Path, *, create: bool, readonly: bool) -> sqlite3.Connection:
     checked = not path.exists() or path.stat().st_size == 0 or _inspect(path)
     db = _connect_reader(path) if readonly else _connect(path, f"mode={'rwc' if create else 'rw'}")
     try:
-        if not (_has_tables(db, path) if readonly else _prepare(db, path, create)):
-            raise FileNotFoundError(f"{path} is empty: no store was made in it; `ttvd bench` makes one")
+        with _transaction(db, "BEGIN" if readonly else "BEGIN IMMEDIATE"):
+            if not _has_tables(db, path):
+                if not create:
+                    raise FileNotFoundError(
+                        f"{path} is empty: no store was made in it; `ttvd bench` makes one"
+                    )
+                _create_tables(db)  # within the transaction: of many processes that try, one does
+            elif not readonly:
+                db.execute("DELETE FROM claims WHERE 0")  # on a read-only file BEGIN is silent, this is not
         if not checked:
             _check_pages(db, path)
         if not readonly:
@@ -349,18 +356,11 @@ def _get_value(db: sqlite3.Connection, query: str) -> Any:
     return value
 
 
-def _prepare(db: sqlite3.Connection, path: Path, create: bool) -> bool:
-    """Make the tables if needed; of many processes that try, one does. Returns whether there are tables."""
-    with _transaction(db, "BEGIN IMMEDIATE"):
-        if _has_tables(db, path):
-            db.execute("DELETE FROM claims WHERE 0")  # on a read-only file BEGIN is silent, this is not
-            return True
-        if create:
-            for text in TABLES:
-                db.execute(text)
-            db.execute(f"PRAGMA application_id={APPLICATION}")
-            db.execute(f"PRAGMA user_version={FORMAT}")
-    return create
+def _create_tables(db: sqlite3.Connection) -> None:
+    for text in TABLES:
+        db.execute(text)
+    db.execute(f"PRAGMA application_id={APPLICATION}")
+    db.execute(f"PRAGMA user_version={FORMAT}")
 
 
 def _choose_journal(db: sqlite3.Connection, path: Path) -> None:
