@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -72,6 +73,16 @@ def test_starts_that_fail_now_and_then_do_not_end_a_long_grid(monkeypatch: pytes
     assert (len(messages), [actor.name for actor in engine._free]) == (4, ["good 1", "good 2"])
     with pytest.raises(OSError, match="end before they begin"):
         [event for handle in ("bad 5", "bad 6", "bad 7") for event in engine._welcome(handle)]
+
+
+def test_a_head_that_is_gone_ends_the_grid_with_a_word() -> None:
+    engine = RayEngine(jobs=1)
+    engine._head, engine._head_answered = ("127.0.0.1", 1), time.monotonic()
+    assert not engine._has_free_worker()  # it may come back
+    engine._head_answered -= 60
+    engine._count_at = 0.0
+    with pytest.raises(ConnectionError, match="does not answer"):
+        engine._has_free_worker()
 
 
 @pytest.mark.parametrize("gpus", [0.0, -1.0, 1.5, float("nan")])

@@ -62,7 +62,9 @@ _CSV_LIMIT = threading.Lock()  # the csv module has one limit for all threads
 _RESTORE = (
     "take it from version control again, or delete it and pack the store again: ttvd runs STORE --pack FOLDER"
 )
-_NOT_WRITTEN = "Nothing was written. Use another folder, or give --replace to keep only what this store asks for"
+_NOT_WRITTEN = (
+    "Nothing was written. Use another folder, or give --replace to keep only what this store asks for"
+)
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,7 @@ from ttvd.data.sets import ImageSet
 
 _COUNT_EVERY = 5.0  # seconds between two looks at the size of the cluster, which may grow
 _SAY_AFTER = 60.0  # seconds without a single worker
+_HEAD_TIMEOUT = 20.0  # seconds without an answer of the head; after 60 s Ray ends this process without a word
 _FAILED_STARTS = 3
 
 
@@ -80,6 +81,7 @@ class RayEngine(Engine):
         self._busy: dict[Any, tuple[_Actor, Spec]] = {}  # stream of events -> actor that makes it, its run
         self._limit, self._count_at, self._failed_starts = 0, 0.0, 0
         self._say_at = time.monotonic() + _SAY_AFTER
+        self._head, self._head_answered = ("", 0), 0.0
 
     def _prepare(self, config: WorkerConfig, shared: Shared) -> Iterator[Event]:
         self._connected = connect(self._address, self._jobs and self._jobs * config.threads)
@@ -98,17 +100,40 @@ class RayEngine(Engine):
         config = replace(config, device="cuda" if on_gpu else config.device)
         self._create_actor = lambda: actor_class.remote(self._do_run, config, sets)
         self._say_at = time.monotonic() + _SAY_AFTER
+        host, _, port = ray.get_runtime_context().gcs_address.rpartition(":")
+        self._head, self._head_answered = (host, int(port)), time.monotonic()
         yield from ()
 
     def _has_free_worker(self) -> bool:
         """Return whether an actor is free. Also ask for as many actors as there is room for."""
         if time.monotonic() >= self._count_at:
             self._count_at = time.monotonic() + _COUNT_EVERY
-            self._limit = self._count_room() if self._jobs is None else self._jobs
+            if self._check_head():
+                self._limit = self._count_room() if self._jobs is None else self._jobs
         while len(self._starting) + len(self._free) + len(self._busy) < self._limit:
             actor = self._create_actor()
             self._starting[actor.introduce.remote()] = actor
         return bool(self._free)
+
+    def _check_head(self) -> bool:
+        """Return whether the head of the cluster answers.
+
+        Raises:
+            ConnectionError: It has not answered for a while.
+        """
+        try:
+            socket.create_connection(self._head, timeout=2).close()
+        except OSError as error:
+            if time.monotonic() - self._head_answered < _HEAD_TIMEOUT:
+                return False
+            # Nothing can be ended through a head that is gone; trying would take Ray a minute.
+            self._starting, self._free, self._busy, self._connected = {}, [], {}, False
+            raise ConnectionError(
+                f"the head of the Ray cluster at {self._head[0]}:{self._head[1]} does not answer any more ({error}). "
+                "All runs that were finished are stored; start the cluster again, then this command, which goes on"
+            ) from error
+        self._head_answered = time.monotonic()
+        return True
 
     def _count_room(self) -> int:
         import ray
