@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.helpers.store import make_long_run as make_run
+from ttvd.bench.spec import Member
 from ttvd.bench.store import Store, StoreError
 
 
@@ -277,3 +278,22 @@ def test_nothing_in_a_store_runs_code(path: Path, connections: list[sqlite3.Conn
         assert connections[-1].execute("PRAGMA trusted_schema").fetchone() == (0,)
         with pytest.raises(sqlite3.OperationalError, match=r"not authorized|no such function"):
             connections[-1].execute("SELECT load_extension('anything')")
+
+
+@pytest.mark.parametrize("table", ["failures", "recipes", "members", "figures"])
+def test_no_other_row_changes_without_notice(path: Path, table: str) -> None:
+    spec = make_run(77).spec
+    with Store(path) as store:
+        store.fail(spec, "broken")
+        store.save_recipe("smoke", "seeds = [0]", [Member("smoke", "tent", "test", spec)])
+        store.put_figure("slice", "smoke", {"classes": [1]}, b"pixels")
+
+    def read(store: Store) -> list[object]:
+        return [store.failures(), store.recipes(), store.members("smoke"), store.figures("smoke")]
+
+    column = {"failures": "text", "recipes": "text", "members": "varies", "figures": "payload"}[table]
+    with Store(path, readonly=True) as store:
+        assert len(read(store)) == 4
+    edit(path, f"UPDATE {table} SET {column} = 'x'")
+    with Store(path, readonly=True) as store, pytest.raises(StoreError, match=r"not what was stored.*DELETE"):
+        read(store)

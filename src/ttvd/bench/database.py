@@ -58,11 +58,13 @@ TABLES = (
         key TEXT PRIMARY KEY NOT NULL,
         spec TEXT NOT NULL,
         text TEXT NOT NULL,
-        failed REAL NOT NULL
+        failed REAL NOT NULL,
+        digest TEXT NOT NULL       -- SHA-256 of the row, here and below
     )""",
     """CREATE TABLE recipes (
         name TEXT PRIMARY KEY NOT NULL,
-        text TEXT NOT NULL         -- TOML
+        text TEXT NOT NULL,        -- TOML
+        digest TEXT NOT NULL
     )""",
     """CREATE TABLE members (
         recipe TEXT NOT NULL REFERENCES recipes (name) ON DELETE CASCADE,
@@ -73,6 +75,7 @@ TABLES = (
         spec TEXT NOT NULL,
         varies TEXT NOT NULL,      -- JSON
         condition TEXT NOT NULL,   -- JSON
+        digest TEXT NOT NULL,
         PRIMARY KEY (recipe, position)
     )""",
     """CREATE TABLE claims (
@@ -87,6 +90,7 @@ TABLES = (
         name TEXT NOT NULL,
         description TEXT NOT NULL, -- JSON
         payload BLOB NOT NULL,     -- safetensors
+        digest TEXT NOT NULL,
         PRIMARY KEY (recipe, name)
     )""",
 )
@@ -340,7 +344,7 @@ def _has_tables(db: sqlite3.Connection, path: Path) -> bool:
 def _check_pages(db: sqlite3.Connection, path: Path) -> None:
     """Let SQLite look at every page, unless the store is so large that this takes long."""
     if path.stat().st_size <= CHECK_UP_TO:
-        found = _get_value(db, "PRAGMA quick_check(1)")
+        found = _get_value(db, "PRAGMA integrity_check(1)")
         if found != "ok":
             raise _damage(" ".join(str(found).split()))
 

@@ -2,6 +2,7 @@
 
 import difflib
 import gc
+import hashlib
 import json
 import os
 import socket
@@ -179,7 +180,7 @@ class Store:
     """Finished runs with all their rows, in one SQLite file that many processes may use at once.
 
     Each finished run is written in a transaction of its own: after a kill, or on a full disk, a run is there with all
-    its rows or not at all. Each run has a digest, which is checked when it is read. Nothing in the file can run code.
+    its rows or not at all. Everything has a digest, which is checked when it is read. Nothing in the file can run code.
     Threads may share a store.
 
     Args:
@@ -248,7 +249,7 @@ class Store:
         with self._database.writing() as db:
             if db.execute("SELECT 1 FROM runs WHERE key = ?", (key,)).fetchone() is None:
                 row = (key, to_json(spec.document()), text, time.time())
-                db.execute("REPLACE INTO failures VALUES (?, ?, ?, ?)", row)
+                db.execute("REPLACE INTO failures VALUES (?, ?, ?, ?, ?)", _add_digest(row))
 
     def done(self) -> set[str]:
         """Return the keys of the finished runs."""
@@ -276,8 +277,11 @@ class Store:
     def failures(self) -> list[Failure]:
         """Return the runs that failed and have not succeeded since, the first failure first."""
         with self._database.reading() as db:
-            rows = db.execute("SELECT key, spec, text, failed FROM failures ORDER BY failed, key").fetchall()
-        return [Failure(key, spec_from_json(spec), text, when) for key, spec, text, when in rows]
+            rows = db.execute("SELECT * FROM failures ORDER BY failed, key").fetchall()
+        return [
+            Failure(key, spec_from_json(spec), text, when)
+            for key, spec, text, when in self._check_digests(rows, "failures")
+        ]
 
     def find(self, prefix: str) -> str:
         """Return the key that begins with a prefix, among all runs that are done, failed or asked for by a recipe.
@@ -334,13 +338,14 @@ class Store:
         ]  # fmt: skip
         with self._database.writing() as db:
             db.execute("DELETE FROM recipes WHERE name = ?", (name,))
-            db.execute("INSERT INTO recipes VALUES (?, ?)", (name, text))
-            db.executemany("INSERT INTO members VALUES (?, ?, ?, ?, ?, ?, ?, ?)", rows)
+            db.execute("INSERT INTO recipes VALUES (?, ?, ?)", _add_digest((name, text)))
+            db.executemany("INSERT INTO members VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", map(_add_digest, rows))
 
     def recipes(self) -> dict[str, str]:
         """Return the names of the stored recipes and their TOML."""
         with self._database.reading() as db:
-            return dict(db.execute("SELECT name, text FROM recipes ORDER BY name"))
+            rows = db.execute("SELECT * FROM recipes ORDER BY name").fetchall()
+        return dict(self._check_digests(rows, "recipes"))
 
     def members(self, recipe: str) -> list[Member]:
         """Return the runs that a recipe asks for, in its order.
@@ -349,26 +354,40 @@ class Store:
             ValueError: There is no such recipe.
         """
         check_recipe(recipe, self.recipes(), self.path)
-        query = "SELECT label, role, spec, varies, condition FROM members WHERE recipe = ? ORDER BY position"
+        query = "SELECT * FROM members WHERE recipe = ? ORDER BY position"
         with self._database.reading() as db:
             rows = db.execute(query, (recipe,)).fetchall()
         return [
             Member(recipe, label, role, spec_from_json(spec), json.loads(varies), json.loads(condition))
-            for label, role, spec, varies, condition in rows
+            for _, _, _, label, role, spec, varies, condition in self._check_digests(rows, "recipes")
         ]
 
     def put_figure(self, name: str, recipe: str, description: Mapping[str, Any], payload: bytes) -> None:
         """Store the data of a figure, in place of an earlier one of the same name and recipe."""
         row = (recipe, name, to_json(dict(description)), payload)
         with self._database.writing() as db:
-            db.execute("REPLACE INTO figures VALUES (?, ?, ?, ?)", row)
+            db.execute("REPLACE INTO figures VALUES (?, ?, ?, ?, ?)", _add_digest(row))
 
     def figures(self, recipe: str) -> list[Figure]:
         """Return the figures of a recipe, by name."""
-        query = "SELECT name, recipe, description, payload FROM figures WHERE recipe = ? ORDER BY name"
+        query = "SELECT * FROM figures WHERE recipe = ? ORDER BY name"
         with self._database.reading() as db:
             rows = db.execute(query, (recipe,)).fetchall()
-        return [Figure(name, owner, json.loads(text), payload) for name, owner, text, payload in rows]
+        return [
+            Figure(name, recipe, json.loads(text), payload)
+            for _, name, text, payload in self._check_digests(rows, "figures")
+        ]
+
+    def _check_digests(self, rows: Iterable[tuple[Any, ...]], table: str) -> Iterator[tuple[Any, ...]]:
+        """Yield rows without their digests; refuse one that is not what was stored."""
+        for row in rows:
+            if _add_digest(row[:-1]) != row:
+                raise StoreError(
+                    f"the {table} in the store {self.path} are not what was stored: the file was damaged or edited. "
+                    f'To write them again: sqlite3 "{self.path}" "PRAGMA foreign_keys=ON; DELETE FROM {table}", then '
+                    "start the benchmark again"
+                )
+            yield row[:-1]
 
     # Claims: two processes must not do the same run, and a dead one must not block anybody.
 
@@ -415,6 +434,10 @@ def _find_claimed(db: sqlite3.Connection) -> set[str]:
 def _find_claims_of(db: sqlite3.Connection, owner: Owner) -> set[str]:
     query = "SELECT key FROM claims WHERE host = ? AND pid = ? AND started = ?"
     return {key for (key,) in db.execute(query, astuple(owner))}
+
+
+def _add_digest(row: Sequence[Any]) -> tuple[Any, ...]:
+    return (*row, hashlib.sha256(repr(tuple(row)).encode()).hexdigest())
 
 
 def _placeholders(values: Sequence[Any]) -> str:
