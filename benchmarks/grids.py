@@ -9,7 +9,9 @@ from pathlib import Path
 
 from benchmarks.table import Row
 
-from ttvd.bench.engines import Engine, Finished, LocalEngine, RayEngine
+from ttvd.bench.engines import Engine, Finished
+from ttvd.bench.engines.local import LocalEngine
+from ttvd.bench.engines.ray import RayEngine
 from ttvd.bench.grid import make_plans, run_plans
 from ttvd.bench.recipe import parse_recipe
 from ttvd.bench.store import Store

@@ -28,7 +28,8 @@ from benchmarks.clock import describe_device, find_device
 from benchmarks.table import Row, Table
 
 from ttvd.bench import job
-from ttvd.bench.engines import Finished, LocalEngine
+from ttvd.bench.engines import Finished
+from ttvd.bench.engines.local import LocalEngine
 from ttvd.bench.grid import run_plans
 from ttvd.bench.recipe import Recipe, plan, read_recipe
 from ttvd.bench.recipe.parts import MethodPart

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 import typer.testing
 
-from tests.bench.engine_fakes import SMALL, PlainEngine, do_here, strip
-from ttvd.bench.engines import Started
-from ttvd.bench.engines.events import Event, Job, Shared
-from ttvd.bench.engines.worker import prepare_bench
+from tests.helpers.engines import SMALL, PlainEngine, do_here, strip
+from ttvd.bench.engines import Event, Shared, Started
+from ttvd.bench.job import execute
+from ttvd.bench.resources import Resources
 from ttvd.bench.spec import Run, Spec
 from ttvd.bench.store import Store
 from ttvd.bench.worker_config import WorkerConfig
@@ -35,16 +35,11 @@ def run_bench(*arguments: object) -> typer.testing.Result:
     return RUNNER.invoke(app, ["bench", *map(str, arguments)], env={"COLUMNS": "120"})
 
 
-def prepare_half(setting: WorkerConfig, shared: Shared) -> Job:
-    """The real job, but for Tent."""
-    job = prepare_bench(setting, shared)
-
-    def refuse(spec: Spec, progress: Callable[[int, int], None]) -> Run:
-        if spec.method == "tent":
-            raise RuntimeError("no [tent] today")
-        return job(spec, progress)
-
-    return refuse
+def do_half(spec: Spec, resources: Resources, progress: Callable[[int, int], None]) -> Run:
+    """Do the real run, but for Tent."""
+    if spec.method == "tent":
+        raise RuntimeError("no [tent] today")
+    return execute(spec, resources, progress)
 
 
 class Impatient(PlainEngine):
@@ -67,7 +62,7 @@ def use(monkeypatch: pytest.MonkeyPatch, engine: PlainEngine) -> None:
 def test_runs_are_done_shown_and_stored(
     recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    use(monkeypatch, PlainEngine(prepare_bench))
+    use(monkeypatch, PlainEngine(execute))
     path = tmp_path / "new" / "runs.db"
     result = run_bench(recipe, "--store", path)
     assert result.exit_code == 0, result.output
@@ -85,7 +80,7 @@ def test_runs_are_done_shown_and_stored(
 
 
 def test_failed_runs_are_listed(recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    use(monkeypatch, PlainEngine(prepare_half))
+    use(monkeypatch, PlainEngine(do_half))
     result = run_bench(recipe, "--store", tmp_path / "runs.db")
     assert result.exit_code == 1
     assert "1 run done, 1 failed." in result.output
@@ -100,7 +95,7 @@ def test_failed_runs_are_listed(recipe: Path, tmp_path: Path, monkeypatch: pytes
 def test_figures_are_made_once_and_a_bad_one_is_refused_before_any_work(
     recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    use(monkeypatch, PlainEngine(prepare_bench))
+    use(monkeypatch, PlainEngine(execute))
     recipe.write_text(SMALL + '\n[[figures]]\nkind = "samples"\ncheckpoint = "digits-sla"\nlimit = 64\n')
     store = tmp_path / "runs.db"
     assert run_bench(recipe, "--store", store).exit_code == 0
@@ -120,7 +115,7 @@ def test_figures_are_made_once_and_a_bad_one_is_refused_before_any_work(
 
 
 def test_ctrl_c(recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = Impatient(prepare_bench)
+    engine = Impatient(execute)
     use(monkeypatch, engine)
     result = run_bench(recipe, "--store", tmp_path / "runs.db")
     assert result.exit_code == 130

@@ -4,24 +4,24 @@ import io
 
 from rich.console import Console
 
-from tests.bench.engine_fakes import make_run, make_spec
-from ttvd.bench.engines import Advanced, Broken, Event, Finished, Noted, Passed, Started, Waited
-from ttvd.bench.progress import Pace
+from tests.helpers.engines import make_run, make_spec
+from ttvd.bench.engines import Advanced, EndedElsewhere, Event, Failed, Finished, Idle, Message, Started
+from ttvd.bench.progress import ProgressEstimate
 from ttvd.cli.bench_watch import Bars, Lines
 
 ONE, TWO, THREE, FOUR = (make_spec(seed, method) for seed, method in enumerate(["bn", "tent", "bn", "memo"]))
 EVENTS: list[Event] = [
-    Noted("[Careful] now."),
+    Message("[Careful] now."),
     Started(ONE.key, "0"),
     Started(TWO.key, "1"),
     Advanced(ONE.key, 1, 2),
-    Waited(),
+    Idle(),
     Finished(ONE.key, make_run(ONE)),
     Started(THREE.key, "0"),
     Advanced(TWO.key, 1, 4),
     Started(TWO.key, "2"),  # its worker was lost
-    Broken(TWO.key, "Traceback\nRuntimeError: no [tent] today\n"),
-    Passed(FOUR.key),
+    Failed(TWO.key, "Traceback\nRuntimeError: no [tent] today\n"),
+    EndedElsewhere(FOUR.key),
     Finished(THREE.key, make_run(THREE)),
 ]
 
@@ -63,7 +63,7 @@ class Clock:
 
 def test_rates_and_remaining_time() -> None:
     clock = Clock()
-    pace = Pace([ONE, TWO, THREE, FOUR], clock)
+    pace = ProgressEstimate([ONE, TWO, THREE, FOUR], clock)
     assert pace.rates() == (0.0, 0.0)
     assert pace.seconds_left() is None
     pace.see(Started(ONE.key, "0"))
@@ -78,8 +78,8 @@ def test_rates_and_remaining_time() -> None:
     assert pace.seconds_left() == (30 + 10 + 25) / 2
     pace.see(Started(TWO.key, "2"))  # lost, and begun again
     assert pace.fraction == 1.0
-    pace.see(Broken(TWO.key, "..."))
-    pace.see(Passed(FOUR.key))
+    pace.see(Failed(TWO.key, "..."))
+    pace.see(EndedElsewhere(FOUR.key))
     pace.see(Started(THREE.key, "2"))
     clock.now += 30
     pace.see(Finished(THREE.key, make_run(THREE)))

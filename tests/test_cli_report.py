@@ -16,7 +16,7 @@ SMALL = BASIC.replace('rules = ["grid-best", "validation"]', "").replace("[grid]
 def save(path: Path, seeds: str = "[0, 1]") -> Path:
     fake = FakeStore(("small", SMALL.replace("[0, 1]", seeds)), batches=3)
     with Store(path) as store:
-        store.enroll("small", fake.texts["small"], fake.members("small"))
+        store.save_recipe("small", fake.texts["small"], fake.members("small"))
         for run in fake.runs.values():
             store.add(run)
     return path

@@ -41,10 +41,10 @@ def store(tmp_path: Path) -> Path:
     path = tmp_path / "runs.db"
     specs = [DONE[0].spec, FAILED, MISSING, RUNNING]
     with Store(path) as opened:
-        opened.enroll(
+        opened.save_recipe(
             "smoke", "", [Member("smoke", f"line [b]{spec.method}", "test", spec) for spec in specs]
         )
-        opened.enroll("other", "", [Member("other", "Tent", "test", DONE[0].spec)])
+        opened.save_recipe("other", "", [Member("other", "Tent", "test", DONE[0].spec)])
         for run in DONE:
             opened.add(run)
         opened.fail(FAILED, "Traceback (most recent call last):\n  [red]ValueError: too few images")
@@ -241,7 +241,7 @@ def test_packing_adds_and_replaces(store: Path, tmp_path: Path) -> None:
     arguments = (store, "--recipe", "other", "--pack", tmp_path / "rows")
     invoke(*arguments)
     with Store(store) as opened:
-        opened.enroll("other", "", [Member("other", "Tent", "test", MISSING)])
+        opened.save_recipe("other", "", [Member("other", "Tent", "test", MISSING)])
     assert "1 of 2 runs in" in invoke(*arguments)
     assert "0 of 1 runs in" in invoke(*arguments, "--replace")
 

@@ -19,9 +19,9 @@ from pathlib import Path
 from statistics import mean
 from typing import NamedTuple
 
+from ttvd.bench.packed import open_runs
 from ttvd.bench.spec import Run
 from ttvd.bench.store import Reader
-from ttvd.bench.store.pack import open_runs
 
 SURE = 2.6
 """Standard deviations that chance exceeds once in a hundred times."""

@@ -2,16 +2,16 @@
 
 import os
 import signal
+import time
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
-from tests.bench.engine_fakes import do_here, plan_small, prepare_slow, strip
+from tests.helpers.engines import do_here, do_slowly, plan_small, strip
 from ttvd import __version__
-from ttvd.bench.engines import Advanced, Broken, Event, Finished, Noted, RayEngine, Started
-from ttvd.bench.engines.ray import _RayCrew
+from ttvd.bench.engines import Advanced, Event, Failed, Finished, Message, Started
+from ttvd.bench.engines.ray import RayEngine
 from ttvd.bench.worker_config import WorkerConfig
 
 ROOT = Path(__file__).parents[2]
@@ -19,7 +19,9 @@ ROOT = Path(__file__).parents[2]
 
 def find_deaths(events: list[Event]) -> list[Event]:
     """Notes of workers that died; on a busy machine others say that there is no room yet."""
-    return [event for event in events if isinstance(event, Noted) and "worker process has died" in event.text]
+    return [
+        event for event in events if isinstance(event, Message) and "worker process has died" in event.text
+    ]
 
 
 @pytest.mark.slow
@@ -28,14 +30,14 @@ def test_the_rows_are_those_of_any_engine_and_a_killed_worker_costs_nothing_but_
 ) -> None:
     import ray
 
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))  # where the job of this test is found
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT}:{ROOT / 'src'}")  # where workers find the run of this test
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")  # else it writes a file into the home folder
     handler = signal.getsignal(signal.SIGTERM)
     _, members, shared = plan_small()
     specs = [member.spec for member in members]
     fails = replace(specs[0], method="nonsense")
     events: list[Event] = []
-    for event in RayEngine(jobs=1, prepare=prepare_slow).run([fails, *specs], WorkerConfig(), shared):
+    for event in RayEngine(jobs=1, do_run=do_slowly).run([fails, *specs], WorkerConfig(), shared):
         if isinstance(event, Advanced) and event.key == specs[1].key and not find_deaths(events):
             worker = next(e.worker for e in reversed(events) if isinstance(e, Started))
             os.kill(int(worker.split()[-1]), signal.SIGKILL)
@@ -44,9 +46,9 @@ def test_the_rows_are_those_of_any_engine_and_a_killed_worker_costs_nothing_but_
     alone = do_here(specs)
     assert {key: strip(run) for key, run in done.items()} == {key: strip(run) for key, run in alone.items()}
     assert all(run.facts.threads == 1 for run in done.values())
-    [broken] = [event for event in events if isinstance(event, Broken)]
-    assert broken.key == fails.key
-    assert "no method is called 'nonsense'" in broken.text
+    [failed] = [event for event in events if isinstance(event, Failed)]
+    assert failed.key == fails.key
+    assert "no method is called 'nonsense'" in failed.text
     assert len(find_deaths(events)) == 1
     assert [event.key for event in events if isinstance(event, Started)] == [
         fails.key, specs[0].key, specs[1].key, specs[1].key,
@@ -55,31 +57,32 @@ def test_the_rows_are_those_of_any_engine_and_a_killed_worker_costs_nothing_but_
     assert signal.getsignal(signal.SIGTERM) == handler
 
 
-class _Ray:
-    """As much of Ray as a newcomer's introduction needs: what is not a text is a failure to start."""
+def test_starts_that_fail_now_and_then_do_not_end_a_long_grid(monkeypatch: pytest.MonkeyPatch) -> None:
+    import ray
 
-    exceptions = SimpleNamespace(RayError=RuntimeError)
-
-    @staticmethod
     def get(handle: str) -> tuple[str, str]:
         if handle.startswith("bad"):
-            raise RuntimeError("no room")
+            raise ray.exceptions.RayError("no room")
         return handle, __version__
 
-
-def test_starts_that_fail_now_and_then_do_not_end_a_long_grid() -> None:
-    pool = object.__new__(_RayCrew)
+    monkeypatch.setattr(ray, "get", get)
+    engine = RayEngine()
     handles = ["bad 1", "bad 2", "good 1", "bad 3", "bad 4", "good 2"]
-    pool._ray, pool._idle, pool._failed_starts = _Ray, [], 0
-    pool._coming = dict.fromkeys([*handles, "bad 5", "bad 6", "bad 7"])
-    notes = [event for handle in handles for event in pool._welcome(handle)]
-    assert (len(notes), [member.name for member in pool._idle]) == (4, ["good 1", "good 2"])
+    engine._starting = dict.fromkeys([*handles, "bad 5", "bad 6", "bad 7"])
+    messages = [event for handle in handles for event in engine._welcome(handle)]
+    assert (len(messages), [actor.name for actor in engine._free]) == (4, ["good 1", "good 2"])
     with pytest.raises(OSError, match="end before they begin"):
-        [event for handle in ("bad 5", "bad 6", "bad 7") for event in pool._welcome(handle)]
+        [event for handle in ("bad 5", "bad 6", "bad 7") for event in engine._welcome(handle)]
 
 
-def kinds(events: list[Event], kind: type) -> list[Event]:
-    return [event for event in events if isinstance(event, kind)]
+def test_a_head_that_is_gone_ends_the_grid_with_a_word() -> None:
+    engine = RayEngine(jobs=1)
+    engine._head, engine._head_answered = ("127.0.0.1", 1), time.monotonic()
+    assert not engine._has_free_worker()  # it may come back
+    engine._head_answered -= 60
+    engine._count_at = 0.0
+    with pytest.raises(ConnectionError, match="does not answer"):
+        engine._has_free_worker()
 
 
 @pytest.mark.parametrize("gpus", [0.0, -1.0, 1.5, float("nan")])

@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.bench.engine_fakes import PlainEngine, do_here, make_run, make_spec, plan_small, strip
-from ttvd.bench.engines import Event, Finished, LocalEngine, Noted, Passed, Started
-from ttvd.bench.engines.worker import prepare_bench
+from tests.helpers.engines import PlainEngine, do_here, make_run, make_spec, plan_small, strip
+from ttvd.bench.engines import EndedElsewhere, Event, Finished, Message, Started
+from ttvd.bench.engines.local import LocalEngine
 from ttvd.bench.grid import Interrupted, Outcome, run_grid, run_plans
+from ttvd.bench.job import execute as do_run
 from ttvd.bench.recipe import parse_recipe
 from ttvd.bench.spec import Member, Spec
 from ttvd.bench.store import Owner, Store
@@ -53,7 +54,7 @@ def run_fakes(store: Store, specs: Sequence[Spec], watch: Diary | None = None) -
 SPECS = [make_spec(seed) for seed in range(4)]
 
 
-def test_all_runs_are_stored_and_the_recipe_is_enrolled(store: Store) -> None:
+def test_all_runs_and_the_recipe_are_stored(store: Store) -> None:
     diary = Diary()
     assert run_fakes(store, SPECS, diary) == Outcome(4, 0, {}, 0)
     assert store.load(store.done()) == {spec.key: make_run(spec) for spec in SPECS}
@@ -168,9 +169,13 @@ def test_runs_of_a_living_process_are_waited_for(store: Store, neighbour: Neighb
     outcome = run_fakes(store, SPECS, diary)
     helper.join()
     assert outcome == Outcome(2, 0, {SPECS[1].key: "it failed over there"}, 1)
-    assert {event.key for event in diary.events if isinstance(event, Passed)} == {SPECS[0].key, SPECS[1].key}
-    [note] = [event.text for event in diary.events if isinstance(event, Noted)]
-    assert note == "Waiting for another process, which is doing 2 of the runs."
+    assert {event.key for event in diary.events if isinstance(event, EndedElsewhere)} == {
+        SPECS[0].key,
+        SPECS[1].key,
+    }
+    [note] = [event.text for event in diary.events if isinstance(event, Message)]
+    assert "another process" in note
+    assert "2 of the runs" in note
 
 
 def test_runs_of_a_process_that_dies_are_taken_over(store: Store, neighbour: Neighbour) -> None:
@@ -184,7 +189,7 @@ def test_runs_of_a_process_that_dies_are_taken_over(store: Store, neighbour: Nei
 
 def test_a_real_recipe(store: Store) -> None:
     recipe, members, _ = plan_small()
-    assert run_grid(recipe, store, PlainEngine(prepare_bench), WorkerConfig()) == Outcome(2, 0, {}, 0)
+    assert run_grid(recipe, store, PlainEngine(do_run), WorkerConfig()) == Outcome(2, 0, {}, 0)
     alone = do_here([member.spec for member in members])
     stored = store.load(store.done())
     assert {key: strip(run) for key, run in stored.items()} == {key: strip(run) for key, run in alone.items()}

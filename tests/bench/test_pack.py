@@ -3,7 +3,6 @@
 import csv
 import io
 import json
-import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,13 +13,21 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tests.bench.test_store import FACTS, make_row, make_run
+from tests.helpers.store import FACTS, make_row, make_run, temporary_folder
 from tests.report.fakes import BASIC, FakeStore
+from ttvd.bench.packed import (
+    COLUMNS,
+    PackedRecord,
+    PackedRuns,
+    compute_digest,
+    has_batches,
+    open_runs,
+    pack_runs,
+    unpack_runs,
+)
 from ttvd.bench.run import Record, Row, sum_metrics
 from ttvd.bench.spec import Domain, Member, Run
 from ttvd.bench.store import Store
-from ttvd.bench.store.pack import Pack, open_runs, unpack, write_pack
-from ttvd.bench.store.packed import COLUMNS, PackedRecord, has_batches, seal
 from ttvd.bench.study import study
 from ttvd.metrics import RunningMetrics
 from ttvd.report.comparisons import hold_duels
@@ -31,7 +38,7 @@ METRICS = ("error", "nll", "brier", "ece", "batch_ece", "n")
 
 
 def pack(fake: FakeStore, folder: Path) -> tuple[Path, int]:
-    return write_pack(cast(Store, fake), "basic", folder)
+    return pack_runs(cast(Store, fake), "basic", folder)
 
 
 @pytest.fixture
@@ -73,14 +80,14 @@ def runs(draw: st.DrawFn) -> Run:
 @example(replace(make_run(), facts=replace(FACTS, device="a\r\nb\rc")))
 def test_what_tables_are_made_of_comes_back_digit_by_digit(run: Run) -> None:
     member = Member("r", "line", "test", run.spec, {"lr": 0.1}, {"batch_size": 8})
-    with tempfile.TemporaryDirectory() as folder, Store(Path(folder, "runs.db")) as store:
-        store.enroll("r", "title = 'r'", [member])
+    with temporary_folder() as folder, Store(folder / "runs.db") as store:
+        store.save_recipe("r", "title = 'r'", [member])
         store.add(run)
-        found = Pack(write_pack(store, "r", Path(folder))[0])
+        found = PackedRuns(pack_runs(store, "r", folder)[0])
         (back,) = found.load([run.spec.key]).values()
         stored = store.load([run.spec.key])[run.spec.key]
-        again, _ = write_pack(found, "r", Path(folder, "again"))
-        assert again.read_bytes() == Path(folder, "r.csv").read_bytes()
+        again, _ = pack_runs(found, "r", folder / "again")
+        assert again.read_bytes() == (folder / "r.csv").read_bytes()
         assert found.members("r") == [member]
         assert found.recipes() == store.recipes()
     assert (back.spec, back.facts) == (run.spec, run.facts)
@@ -118,7 +125,7 @@ def test_anybody_can_compute_the_numbers_from_the_file(packed: Path) -> None:
 
 def test_every_rule_chooses_the_same_and_shows_the_same(packed: Path) -> None:
     fake = FakeStore(("basic", RULES), batches=5)
-    ours, theirs = study(Pack(packed), "basic"), fake.study("basic")
+    ours, theirs = study(PackedRuns(packed), "basic"), fake.study("basic")
     assert ours.columns == theirs.columns
     assert {line.rule for line in ours.lines} == {"last", "grid-best", "validation", "oracle"}
     for one, other in zip(ours.lines, theirs.lines, strict=True):
@@ -144,7 +151,7 @@ def test_what_is_missing_and_what_failed_is_told(tmp_path: Path) -> None:
     path, count = pack(fake, tmp_path)
     assert count == len(fake.runs)
     assert "secret" not in path.read_text(encoding="utf-8")
-    found, expected = study(Pack(path), "basic"), fake.study("basic")
+    found, expected = study(PackedRuns(path), "basic"), fake.study("basic")
     assert (found.missing, found.failed) == (expected.missing, expected.failed) == (1, 1)
     assert [line.pending for line in found.lines] == [line.pending for line in expected.lines]
 
@@ -164,8 +171,8 @@ def test_runs_of_several_stores_come_together(tmp_path: Path) -> None:
 def test_a_store_can_go_on_from_packed_runs(packed: Path, tmp_path: Path) -> None:
     fake = FakeStore(("basic", RULES), batches=5)
     with Store(tmp_path / "new.db") as store:
-        assert unpack(Pack(packed), store) == len(fake.runs)
-        assert unpack(Pack(packed), store) == 0
+        assert unpack_runs(PackedRuns(packed), store) == len(fake.runs)
+        assert unpack_runs(PackedRuns(packed), store) == 0
         assert store.done() == fake.done()
         found = study(store, "basic")
         loaded = store.load(store.done())
@@ -176,11 +183,11 @@ def test_a_store_can_go_on_from_packed_runs(packed: Path, tmp_path: Path) -> Non
         assert not any(has_batches(run) for run in loaded.values())
         # Sums alone must not pass for batches: an interval of a single one would have no width.
         assert all(comparison.total is None for comparison in hold_duels(Results(found)))
-        again, _ = write_pack(store, "basic", packed.parent)
-        assert study(Pack(again), "basic").lines[0].runs.keys() == found.lines[0].runs.keys()
+        again, _ = pack_runs(store, "basic", packed.parent)
+        assert study(PackedRuns(again), "basic").lines[0].runs.keys() == found.lines[0].runs.keys()
         assert all(
             has_batches(run)
-            for line in study(Pack(again), "basic").lines
+            for line in study(PackedRuns(again), "basic").lines
             for c in line.runs.values()
             for run in c
         )
@@ -198,7 +205,7 @@ def edit(path: Path, change: Callable[[list[dict[str, str]]], Any], *, sealed: b
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, lines[0], lineterminator="\n")
         writer.writeheader()
-        writer.writerows(line | ({"digest": seal(line)} if sealed else {}) for line in lines)
+        writer.writerows(line | ({"digest": compute_digest(line)} if sealed else {}) for line in lines)
 
 
 @pytest.mark.parametrize(
@@ -214,7 +221,7 @@ def edit(path: Path, change: Callable[[list[dict[str, str]]], Any], *, sealed: b
 def test_damage_is_noticed(packed: Path, change: Callable[[Any], Any], message: str) -> None:
     edit(packed, change)
     with pytest.raises(ValueError, match=message):
-        Pack(packed)
+        PackedRuns(packed)
 
 
 @pytest.mark.parametrize(
@@ -236,14 +243,14 @@ def test_lines_that_contradict_themselves_are_refused(
 ) -> None:
     edit(packed, lambda lines: lines[0].update(cells), sealed=True)
     with pytest.raises(ValueError, match=message):
-        Pack(packed)
+        PackedRuns(packed)
 
 
 @pytest.mark.parametrize("content", [b"", b"a,b\n1,2\n", b"\xff\xfe\x00", b'"key\n', b"key,asked,digest\n"])
 def test_other_files_are_refused(packed: Path, content: bytes) -> None:
     packed.write_bytes(content)
     with pytest.raises(ValueError, match=r"holds no packed runs|cannot be read as CSV|another version"):
-        Pack(packed)
+        PackedRuns(packed)
 
 
 def test_a_file_that_was_cut_is_refused(packed: Path) -> None:
@@ -251,22 +258,22 @@ def test_a_file_that_was_cut_is_refused(packed: Path) -> None:
     for share in (0.3, 0.5, 0.9):
         packed.write_bytes(content[: int(share * len(content))])
         with pytest.raises(ValueError, match=r"damaged|cannot be read|does not have all lines"):
-            Pack(packed)
+            PackedRuns(packed)
 
 
 def test_the_recipe_must_lie_beside(packed: Path, tmp_path: Path) -> None:
     packed.with_suffix(".toml").unlink()
     with pytest.raises(FileNotFoundError, match=r"there is no .*basic\.toml"):
-        Pack(packed)
+        PackedRuns(packed)
     with pytest.raises(FileNotFoundError, match="there is no"):
-        Pack(tmp_path / "nothing.csv")
+        PackedRuns(tmp_path / "nothing.csv")
 
 
 def test_an_unknown_recipe_is_refused(packed: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="did you mean basic"):
-        write_pack(Pack(packed), "basics", tmp_path)
+        pack_runs(PackedRuns(packed), "basics", tmp_path)
     with pytest.raises(ValueError, match=r"no run in .* begins with 'zz'"):
-        Pack(packed).find("zz")
+        PackedRuns(packed).find("zz")
 
 
 def test_a_store_may_be_called_like_a_file(tmp_path: Path) -> None:
@@ -282,4 +289,4 @@ def test_columns_are_few_and_the_digest_covers_all(packed: Path) -> None:
     assert list(line) == list(COLUMNS)
     for name in COLUMNS:
         if name != "digest":
-            assert seal(line | {name: line[name] + " "}) != line["digest"]
+            assert compute_digest(line | {name: line[name] + " "}) != line["digest"]

@@ -2,7 +2,6 @@
 
 import csv
 import random
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,16 +12,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.bench.test_store import FACTS, make_run
+from tests.helpers.store import FACTS, make_run, temporary_folder
 from tests.report.fakes import BASIC, FakeStore, fake_run, list_members
+from ttvd.bench import packed as packing
+from ttvd.bench.export import list_runs
+from ttvd.bench.packed import PackedRuns, pack_runs
 from ttvd.bench.recipe import parse_recipe
 from ttvd.bench.run import Record, Row
 from ttvd.bench.spec import Member, Run, Spec
 from ttvd.bench.store import Store
-from ttvd.bench.store import pack as packing
-from ttvd.bench.store.listing import list_known
-from ttvd.bench.store.pack import Pack, write_pack
-from ttvd.bench.store.packed import pack_run
 from ttvd.bench.study import Study, study
 from ttvd.metrics import RunningMetrics
 
@@ -35,7 +33,8 @@ def make_store(
     seeds: Sequence[int] = (0, 1), text: str = SMALL, change: Callable[[Spec], Spec] = lambda spec: spec
 ) -> FakeStore:
     """As ``ttvd bench --seeds`` leaves one: the text of the recipe, and other members."""
-    fake = FakeStore(("basic", text), batches=2)
+    fake = FakeStore()
+    fake.texts = {"basic": text}
     members = list_members(replace(parse_recipe(text, "basic"), seeds=tuple(seeds)))
     members = [replace(member, spec=change(member.spec)) for member in members]
     fake.enrolled = {"basic": members}
@@ -44,7 +43,7 @@ def make_store(
 
 
 def pack(fake: FakeStore, folder: Path, **options: bool) -> Path:
-    return write_pack(cast(Store, fake), "basic", folder, **options)[0]
+    return pack_runs(cast(Store, fake), "basic", folder, **options)[0]
 
 
 def read(folder: Path) -> dict[str, bytes]:
@@ -65,7 +64,7 @@ def test_seeds_of_several_stores_add_up(tmp_path: Path, parts: list[tuple[int, .
     for seeds in parts:
         path = pack(make_store(seeds), tmp_path)
     whole = make_store((0, 1, 5))
-    found = Pack(path)
+    found = PackedRuns(path)
     assert found.done() == whole.done()
     assert tell(study(found, "basic")) == tell(whole.study("basic"))
     before = read(tmp_path)
@@ -81,13 +80,13 @@ def test_seeds_of_several_stores_add_up(tmp_path: Path, parts: list[tuple[int, .
 def test_no_finished_run_is_ever_lost(parts: list[set[int]], rng: random.Random) -> None:
     done: set[str] = set()
     asked: set[str] = set()
-    with tempfile.TemporaryDirectory() as folder:
+    with temporary_folder() as folder:
         for seeds in parts:
             fake = make_store(sorted(seeds))
             asked |= set(fake.runs)
             fake.lose(*rng.sample(sorted(fake.runs), rng.randrange(len(fake.runs))))
             done |= set(fake.runs)
-            found = Pack(pack(fake, Path(folder)))
+            found = PackedRuns(pack(fake, folder))
             assert found.done() == done
             assert {member.spec.key for member in found.members("basic")} == asked
 
@@ -113,7 +112,7 @@ def test_runs_that_cannot_stand_in_one_table_are_refused(
     with pytest.raises(ValueError, match=f"{message}.*another folder, or give --replace"):
         pack(other, tmp_path)
     assert read(tmp_path) == before
-    assert Pack(pack(other, tmp_path, replace=True)).done() == other.done()
+    assert PackedRuns(pack(other, tmp_path, replace=True)).done() == other.done()
 
 
 def test_a_seed_among_the_parameters_is_no_difference(tmp_path: Path) -> None:
@@ -122,7 +121,7 @@ def test_a_seed_among_the_parameters_is_no_difference(tmp_path: Path) -> None:
 
     pack(make_store((0,), change=seeded), tmp_path)
     assert {
-        run.spec.seed for run in Pack(pack(make_store((1,), change=seeded), tmp_path))._runs.values()
+        run.spec.seed for run in PackedRuns(pack(make_store((1,), change=seeded), tmp_path))._runs.values()
     } == {0, 1}
     with pytest.raises(ValueError, match=r"parameters\.seed is not given there and 7 here"):
         pack(
@@ -136,7 +135,7 @@ def test_replacing_keeps_the_runs_that_are_still_asked_for(tmp_path: Path) -> No
     other = make_store((1, 5))
     kept = next(key for key, run in other.runs.items() if run.spec.seed == 1)
     other.lose(kept)
-    found = Pack(pack(other, tmp_path, replace=True))
+    found = PackedRuns(pack(other, tmp_path, replace=True))
     assert found.done() == {*other.runs, kept}
     assert {member.spec.seed for member in found.members("basic")} == {1, 5}
 
@@ -165,16 +164,16 @@ def test_another_recipe_is_refused(tmp_path: Path, old: str, new: str, message: 
     # Nor can the file be edited, so that it says of its rows what is not so.
     path.with_suffix(".toml").write_text(text, encoding="utf-8")
     with pytest.raises(ValueError, match=r"is not the recipe that basic\.csv was packed with"):
-        Pack(path)
+        PackedRuns(path)
 
 
 def test_words_of_a_recipe_may_change(tmp_path: Path) -> None:
     path = pack(make_store(), tmp_path)
     text = "# A comment\n" + SMALL.replace("noise and blur", "fog").replace("Invented", "Made up")
     path.with_suffix(".toml").write_text(text, encoding="utf-8")
-    assert Pack(path).done() == make_store().done()
+    assert PackedRuns(path).done() == make_store().done()
     pack(make_store((2,), text), tmp_path)
-    assert study(Pack(path), "basic").recipe.title == "Digits under fog"
+    assert study(PackedRuns(path), "basic").recipe.title == "Digits under fog"
 
 
 @pytest.mark.parametrize("content", [b"= no", b"\xff"])
@@ -182,7 +181,7 @@ def test_a_recipe_that_cannot_be_read_is_refused(tmp_path: Path, content: bytes)
     path = pack(make_store(), tmp_path)
     path.with_suffix(".toml").write_bytes(content)
     with pytest.raises(ValueError, match=r"is not TOML|is not a text file"):
-        Pack(path)
+        PackedRuns(path)
 
 
 def test_long_streams_at_batch_size_1_can_be_read(tmp_path: Path) -> None:
@@ -200,7 +199,7 @@ def test_long_streams_at_batch_size_1_can_be_read(tmp_path: Path) -> None:
     path = pack(fake, tmp_path)
     limit = csv.field_size_limit()
     assert max(map(len, path.read_text(encoding="utf-8").split(","))) > limit
-    assert torch.equal(Pack(path).load([spec.key])[spec.key].record.wrong(), Record(rows).wrong())
+    assert torch.equal(PackedRuns(path).load([spec.key])[spec.key].record.wrong(), Record(rows).wrong())
     assert csv.field_size_limit() == limit
 
 
@@ -210,13 +209,20 @@ def test_a_file_that_cannot_be_read_back_does_not_replace_the_old(
     pack(make_store((0,)), tmp_path)
     before = read(tmp_path)
 
-    def lie(run: Run, *, batches: bool) -> dict[str, str]:
-        return pack_run(run, batches=batches) | {"nll_sum": "0.5"}
+    pack_scores = packing._pack_scores
 
-    monkeypatch.setattr(packing, "pack_run", lie)
+    def lie(run: Run, *, batches: bool) -> dict[str, str]:
+        return pack_scores(run, batches=batches) | {"nll_sum": "0.5"}
+
+    monkeypatch.setattr(packing, "_pack_scores", lie)
     with pytest.raises(ValueError, match=r"basic\.csv was not written: .*the metrics of .* differ"):
         pack(make_store((1,)), tmp_path)
-    monkeypatch.setattr(packing, "seal", lambda line: "")
+    write_lines = packing._write_lines
+    monkeypatch.setattr(
+        packing,
+        "_write_lines",
+        lambda path, lines: write_lines(path, [{**line, "digest": ""} for line in lines]),
+    )
     with pytest.raises(ValueError, match=r"basic\.csv was not written: .*damaged"):
         pack(make_store((1,)), tmp_path)
     assert read(tmp_path) == before
@@ -230,9 +236,9 @@ def test_names_that_lead_out_of_the_folder_are_refused(tmp_path: Path, name: str
     fake = make_store()
     fake.texts, fake.enrolled = {name: SMALL}, {name: fake.enrolled["basic"]}
     with pytest.raises(ValueError, match="called like a file, without folders"):
-        write_pack(cast(Store, fake), name, tmp_path / "in" / "rows")
+        pack_runs(cast(Store, fake), name, tmp_path / "in" / "rows")
     with Store(tmp_path / "runs.db") as store, pytest.raises(ValueError, match="without folders"):
-        store.enroll(name, SMALL, [])
+        store.save_recipe(name, SMALL, [])
     assert [path.name for path in tmp_path.iterdir()] == ["runs.db"]
 
 
@@ -242,9 +248,9 @@ def test_failures_stay_until_the_run_is_done(tmp_path: Path) -> None:
     first.break_run(key, "Traceback: diverged")
     second.lose(key)  # it never tried
     for fake in (first, second):
-        found = Pack(pack(fake, tmp_path))
+        found = PackedRuns(pack(fake, tmp_path))
         assert [failure.key for failure in found.failures()] == [key]
         assert (study(found, "basic").failed, study(found, "basic").missing) == (1, 0)
-    (known,) = (entry for entry in list_known(found) if entry.key == key)
+    (known,) = (entry for entry in list_runs(found) if entry.key == key)
     assert known.document()["failure"]["when"] is None
-    assert Pack(pack(make_store(), tmp_path)).failures() == []
+    assert PackedRuns(pack(make_store(), tmp_path)).failures() == []

@@ -1,7 +1,7 @@
 import sqlite3
-import tempfile
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,34 +11,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.helpers.store import FACTS, make_row, make_run, temporary_folder
 from ttvd.bench import Record, Row
-from ttvd.bench.spec import Domain, Facts, Member, Run, Spec
+from ttvd.bench.spec import Domain, Member, Run
 from ttvd.bench.store import Figure, Store, StoreError
-
-FACTS = Facts(
-    order="5f3a", device="cpu", threads=1, versions={"ttvd": "0.1.0"}, started=1.7e9, seconds=12.25, peak=None,
-    forwards=4.0, backwards=0.5,
-)  # fmt: skip
-
-
-def make_row(correct: int = 3, *, n: int = 4, bins: int = 15, kept: float = 0.5, domain: int = 0) -> Row:
-    """A batch whose predictions are all equally sure."""
-    empty = [0.0] * (bins - 1)
-    metrics: dict[str, float | list[float]] = {"n": n, "correct": correct, "nll_sum": 0.1 * n}
-    metrics |= {"brier_sum": 0.7, "batch_ece_sum": 1 / 3, "bin_count": [*empty, float(n)]}
-    metrics |= {"bin_confidence": [*empty, 0.95 * n], "bin_correct": [*empty, float(correct)]}
-    return Row(metrics, kept, 0.01, domain)
-
-
-def make_run(seed: int = 0, *, method: str = "tent", rows: tuple[Row, ...] | None = None) -> Run:
-    spec = Spec("digits-sla", "0" * 16, "digits", "1" * 16, (Domain("fog"),), method, seed=seed)
-    spec = replace(spec, parameters={"lr": 1e-3, "statistics": "batch"})
-    return Run(spec, Record(rows or tuple(make_row(number % 5) for number in range(3))), FACTS)
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "runs.db"
+def path() -> Iterator[Path]:
+    with temporary_folder() as folder:
+        yield folder / "runs.db"
 
 
 def numbers(**kwargs: Any) -> st.SearchStrategy[float]:
@@ -76,7 +58,7 @@ def runs(draw: st.DrawFn) -> Run:
 @settings(max_examples=60, deadline=None)
 @given(runs())
 def test_a_run_comes_back_as_it_was(run: Run) -> None:
-    with tempfile.TemporaryDirectory() as folder, Store(Path(folder, "runs.db")) as store:
+    with temporary_folder() as folder, Store(folder / "runs.db") as store:
         assert store.add(run)
         back = store.load([run.spec.key])[run.spec.key]
     assert back == run
@@ -147,7 +129,7 @@ def test_find_completes_a_key(path: Path) -> None:
     with Store(path) as store:
         store.add(make_run(0))
         store.fail(make_run(1).spec, "")
-        store.enroll("smoke", "", [Member("smoke", "a", "test", make_run(2).spec)])
+        store.save_recipe("smoke", "", [Member("smoke", "a", "test", make_run(2).spec)])
         for key in (done, failed, asked):
             assert store.find(key) == store.find(key[:6]) == store.find(key[:6].upper()) == key
         with pytest.raises(ValueError, match="begins with 'xyz'"):
@@ -165,16 +147,16 @@ def test_recipes_keep_their_members_in_order(path: Path) -> None:
     ]
     other = Member("table1", "a", "validation", make_run(0).spec)
     with Store(path) as store:
-        store.enroll("smoke", "text", members[:1])
-        store.enroll("table1", "other", [other])
-        store.enroll("smoke", "new", members)
+        store.save_recipe("smoke", "text", members[:1])
+        store.save_recipe("table1", "other", [other])
+        store.save_recipe("smoke", "new", members)
         assert store.recipes() == {"smoke": "new", "table1": "other"}
         assert store.members("smoke") == members
         assert store.members("table1") == [other]
         with pytest.raises(ValueError, match="did you mean smoke"):
             store.members("smok")
-        with pytest.raises(ValueError, match="table1 cannot be enrolled under smoke"):
-            store.enroll("smoke", "", [other])
+        with pytest.raises(ValueError, match="table1 cannot be stored under smoke"):
+            store.save_recipe("smoke", "", [other])
 
 
 def test_figures_are_kept_and_replaced(path: Path) -> None:

@@ -12,22 +12,9 @@ from typing import Any
 
 import pytest
 
-from ttvd.bench import Record, Row
-from ttvd.bench.spec import Domain, Facts, Run, Spec
+from tests.helpers.store import make_long_run as make_run
+from ttvd.bench.spec import Member
 from ttvd.bench.store import Store, StoreError
-
-FACTS = Facts("5f3a", "cpu", 1, {"ttvd": "0.1.0"}, 1.7e9, 12.25, None, 4.0, 0.5)
-
-
-def make_run(seed: int = 0, batches: int = 20) -> Run:
-    spec = Spec("digits-sla", "0" * 16, "digits", "1" * 16, (Domain("fog"),), "tent", seed=seed)
-    state: dict[str, float | list[float]] = {"n": 4, "correct": 3, "nll_sum": 0.1, "brier_sum": 0.2}
-    state |= {"batch_ece_sum": 0.3, "bin_count": [4.0] + [0.0] * 14, "bin_correct": [3.0] + [0.0] * 14}
-    rows = (
-        Row({**state, "bin_confidence": [seed + 0.5] + [number / 8] * 14}, 1.0, 0.1)
-        for number in range(batches)
-    )
-    return Run(spec, Record(tuple(rows)), FACTS)
 
 
 @pytest.fixture
@@ -107,10 +94,13 @@ def edit(path: Path, *queries: str) -> None:
 
 
 @pytest.mark.parametrize("readonly", [False, True])
-def test_a_newer_store_asks_for_an_upgrade(path: Path, readonly: bool) -> None:
-    edit(path, "PRAGMA user_version = 99", "DROP TABLE figures")
+@pytest.mark.parametrize(
+    ("number", "advice"), [(99, "upgrade ttvd"), (1, "the version of ttvd that wrote it")]
+)
+def test_a_store_of_another_format_is_refused(path: Path, number: int, advice: str, readonly: bool) -> None:
+    edit(path, f"PRAGMA user_version = {number}", "DROP TABLE figures")
     before = path.read_bytes()
-    with pytest.raises(StoreError, match=r"version 99.*up to 1: upgrade ttvd"):
+    with pytest.raises(StoreError, match=rf"format {number}.*{advice}"):
         Store(path, readonly=readonly)
     assert path.read_bytes() == before
 
@@ -288,3 +278,22 @@ def test_nothing_in_a_store_runs_code(path: Path, connections: list[sqlite3.Conn
         assert connections[-1].execute("PRAGMA trusted_schema").fetchone() == (0,)
         with pytest.raises(sqlite3.OperationalError, match=r"not authorized|no such function"):
             connections[-1].execute("SELECT load_extension('anything')")
+
+
+@pytest.mark.parametrize("table", ["failures", "recipes", "members", "figures"])
+def test_no_other_row_changes_without_notice(path: Path, table: str) -> None:
+    spec = make_run(77).spec
+    with Store(path) as store:
+        store.fail(spec, "broken")
+        store.save_recipe("smoke", "seeds = [0]", [Member("smoke", "tent", "test", spec)])
+        store.put_figure("slice", "smoke", {"classes": [1]}, b"pixels")
+
+    def read(store: Store) -> list[object]:
+        return [store.failures(), store.recipes(), store.members("smoke"), store.figures("smoke")]
+
+    column = {"failures": "text", "recipes": "text", "members": "varies", "figures": "payload"}[table]
+    with Store(path, readonly=True) as store:
+        assert len(read(store)) == 4
+    edit(path, f"UPDATE {table} SET {column} = 'x'")
+    with Store(path, readonly=True) as store, pytest.raises(StoreError, match=r"not what was stored.*DELETE"):
+        read(store)

@@ -6,30 +6,25 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from ttvd.bench import Record, Row
-from ttvd.bench.spec import Domain, Facts, Run, Spec
-from ttvd.bench.store import LEASE, Owner, Store, opening
+from tests.helpers.store import make_long_run, temporary_folder
+from ttvd.bench import database
+from ttvd.bench.spec import Run, Spec
+from ttvd.bench.store import LEASE, Owner, Store
 
-FACTS = Facts("5f3a", "cpu", 1, {"ttvd": "0.1.0"}, 1.7e9, 12.25, None, 4.0, 0.5)
 WRITERS = 4
 
 
-def make_spec(seed: int) -> Spec:
-    return Spec("digits-sla", "0" * 16, "digits", "1" * 16, (Domain("fog"),), "tent", seed=seed)
-
-
 def make_run(seed: int) -> Run:
-    state: dict[str, float | list[float]] = {"n": 4, "correct": 3, "nll_sum": 0.1, "brier_sum": 0.2}
-    state |= {"batch_ece_sum": 0.3, "bin_count": [4.0] + [0.0] * 14, "bin_correct": [3.0] + [0.0] * 14}
-    rows = (
-        Row({**state, "bin_confidence": [seed / 3] + [number / 8] * 14}, 1.0, 0.1) for number in range(40)
-    )
-    return Run(make_spec(seed), Record(tuple(rows)), FACTS)
+    return make_long_run(seed, batches=40)
+
+
+def make_spec(seed: int) -> Spec:
+    return make_long_run(seed, batches=1).spec
 
 
 KEYS = [make_spec(seed).key for seed in range(40)]
@@ -70,6 +65,8 @@ def write_together(path: Path) -> None:
 
 def claim_together(path: Path) -> None:
     """Four processes claim the same runs and live until all have."""
+    with Store(path):
+        pass
     owners = []
     for _ in range(WRITERS):
         reader, writer = os.pipe()
@@ -98,7 +95,7 @@ def kill_writers(path: Path) -> None:
 
     for number in range(20):
         if number == 10:  # the second half with the rollback journal, which network file systems get
-            opening._is_on_network = lambda path: True
+            database._is_on_network = lambda path: True
         child = fork(lambda first=count: add_all(first))  # type: ignore[misc]
         time.sleep(moments.uniform(0.01, 0.15))
         os.kill(child, signal.SIGKILL)
@@ -110,47 +107,60 @@ def kill_writers(path: Path) -> None:
     say(count)
 
 
+ROLES = {"write": write_together, "claim": claim_together, "kill": kill_writers}
+
+
 # What is tested.
 
 
-def run_script(role: str, path: Path) -> list[str]:
-    done = subprocess.run(
-        [sys.executable, __file__, role, str(path)],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()
-
-
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "runs.db"
+def path() -> Iterator[Path]:
+    with temporary_folder() as folder:
+        yield folder / "runs.db"
 
 
-def test_writers_at_the_same_time_lose_and_double_nothing(path: Path) -> None:
-    lines = run_script("write", path)
-    added = [int(seed) for line in lines for seed in line.split()]
+Played = tuple[Path, dict[str, list[str]]]
+
+
+@pytest.fixture(scope="module")
+def played(tmp_path_factory: pytest.TempPathFactory) -> Played:
+    """The folder of the stores of all roles, and what each role said. One new Python plays all, as it starts slowly."""
+    root, folder = Path(__file__).parents[2], tmp_path_factory.mktemp("stores")
+    done = subprocess.run(
+        [sys.executable, __file__, str(folder)],
+        env={**os.environ, "PYTHONPATH": f"{root}:{root / 'src'}"},
+        capture_output=True, text=True, check=False, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    said: dict[str, list[str]] = {}
+    for line in done.stdout.splitlines():
+        if line in ROLES:
+            words = said[line] = []
+        else:
+            words += line.split()
+    return folder, said
+
+
+def test_writers_at_the_same_time_lose_and_double_nothing(played: Played) -> None:
+    folder, said = played
+    added = [int(seed) for seed in said["write"]]
     assert sorted(added) == list(range(10 * WRITERS + 10))
-    with Store(path, readonly=True) as store:
+    with Store(folder / "write.db", readonly=True) as store:
         assert store.load(store.done()) == {run.spec.key: run for run in map(make_run, added)}
 
 
-def test_killed_writers_leave_whole_runs(path: Path) -> None:
-    (count,) = run_script("kill", path)
+def test_killed_writers_leave_whole_runs(played: Played) -> None:
+    folder, said = played
+    (count,) = said["kill"]
     assert int(count) > 20
-    with Store(path, readonly=True) as store:
+    with Store(folder / "kill.db", readonly=True) as store:
         assert len(store.done()) == int(count)
 
 
-def test_a_run_is_claimed_by_one_process(path: Path) -> None:
-    with Store(path):
-        pass
-    claimed = [key for line in run_script("claim", path) for key in line.split()]
-    assert sorted(claimed) == sorted(KEYS)
-    with Store(path) as store:  # all who claimed are dead now
+def test_a_run_is_claimed_by_one_process(played: Played) -> None:
+    folder, said = played
+    assert sorted(said["claim"]) == sorted(KEYS)
+    with Store(folder / "claim.db") as store:  # all who claimed are dead now
         assert store.claimed() == set()
         assert store.claim(KEYS, Owner.current()) == set(KEYS)
 
@@ -214,9 +224,6 @@ def test_claims_end_with_the_run_or_when_they_are_released(path: Path) -> None:
 
 
 if __name__ == "__main__":
-    roles: dict[str, Callable[[Path], None]] = {
-        "write": write_together,
-        "claim": claim_together,
-        "kill": kill_writers,
-    }
-    roles[sys.argv[1]](Path(sys.argv[2]))
+    for role, play in ROLES.items():
+        say(role)
+        play(Path(sys.argv[1], f"{role}.db"))

@@ -54,7 +54,7 @@ def members() -> list[Member]:
 @pytest.fixture
 def store(tmp_path: Path, members: list[Member]) -> Store:
     store = Store(tmp_path / "runs.sqlite")
-    store.enroll("r", TEXT, members)
+    store.save_recipe("r", TEXT, members)
     return store
 
 
@@ -129,7 +129,7 @@ def test_reference_and_conditions(store: Store, members: list[Member]) -> None:
 def test_a_rule_that_judges_nothing_chooses_nothing(tmp_path: Path, members: list[Member]) -> None:
     store = Store(tmp_path / "runs.sqlite")
     tests = [member for member in members if member.role == "test"]
-    store.enroll("r", TEXT, tests)
+    store.save_recipe("r", TEXT, tests)
     fill(store, tests)
     found = study(store, "r")
     lines = {line.rule: line for line in found.lines if line.label == "tent"}
@@ -176,7 +176,7 @@ def test_the_seeds_that_all_settings_have_decide(
 
 
 def test_lines_without_a_run_are_there_if_they_were_asked_for(store: Store, members: list[Member]) -> None:
-    store.enroll("r", TEXT, [member for member in members if member.label == "bn"])
+    store.save_recipe("r", TEXT, [member for member in members if member.label == "bn"])
     found = study(store, "r")
     assert [(line.label, line.tried, line.runs) for line in found.lines] == [("bn", 1, {})]
     assert found.reference() == "bn"

@@ -1,7 +1,6 @@
 """The benchmark of table 1 on pictures that are as small as its models."""
 
 from argparse import Namespace
-from collections.abc import Generator, Iterable, Mapping
 from pathlib import Path
 
 import pytest
@@ -9,12 +8,9 @@ from benchmarks.table import Table
 
 from benchmarks import grids, table1
 from tests.bench.colours import make_resources
-from ttvd.bench.engines import Event, Finished
+from tests.helpers.engines import PlainEngine
 from ttvd.bench.job import execute
 from ttvd.bench.resources import Resources
-from ttvd.bench.spec import Spec
-from ttvd.bench.worker_config import WorkerConfig
-from ttvd.data.sets import ImageSet
 
 
 @pytest.fixture
@@ -59,27 +55,6 @@ def test_a_full_run(resources: Resources) -> None:
     assert "error" in apart.note
 
 
-class Inline:
-    """An engine that does everything where it is."""
-
-    def start(self) -> None:
-        pass
-
-    def run(
-        self,
-        specs: Iterable[Spec | None],
-        setting: WorkerConfig,
-        shared: Mapping[str, ImageSet] | None = None,
-    ) -> Generator[Event, None, None]:
-        resources = Resources(setting, shared)
-        for spec in specs:
-            if spec is not None:
-                yield Finished(spec.key, execute(spec, resources))
-
-    def close(self) -> None:
-        pass
-
-
 def test_the_grid_counts_the_time_in_runs() -> None:
-    wall, busy = grids.run_once(Inline(), runs=2, limit=32)
+    wall, busy = grids.run_once(PlainEngine(execute), runs=2, limit=32)
     assert 0 < busy < wall

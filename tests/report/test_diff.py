@@ -7,10 +7,10 @@ from typing import cast
 import pytest
 
 from tests.report.fakes import BASIC, FakeStore, fake_run
+from ttvd.bench.packed import PackedRuns, pack_runs, unpack_runs
 from ttvd.bench.run import Record, Row
 from ttvd.bench.spec import Domain, Run
 from ttvd.bench.store import Store
-from ttvd.bench.store.pack import Pack, unpack, write_pack
 from ttvd.report.diff import compare_runs, have_same_rows, make_diff_page
 from ttvd.report.document import find_tables, render_document
 from ttvd.report.page import Table
@@ -122,9 +122,9 @@ def test_another_fixed_parameter_is_told() -> None:
 
 def test_a_store_that_was_packed_and_unpacked_is_the_same(tmp_path: Path) -> None:
     fake = make_store()
-    packed = Pack(write_pack(cast(Store, fake), "basic", tmp_path)[0])
+    packed = PackedRuns(pack_runs(cast(Store, fake), "basic", tmp_path)[0])
     with Store(tmp_path / "new.db") as store:
-        unpack(packed, store)
+        unpack_runs(packed, store)
         for one, other in ((store, fake), (fake, store), (packed, fake), (packed, store), (store, store)):
             found = compare_runs(cast(Store, one), cast(Store, other))
             assert (found.equal, len(found.changed)) == (len(fake.runs), 0)
@@ -171,7 +171,7 @@ def test_sums_of_domains_are_compared_one_by_one() -> None:
 
 def test_packed_counts_of_batches_are_compared_too(tmp_path: Path) -> None:
     fake = make_store()
-    packed = Pack(write_pack(cast(Store, fake), "basic", tmp_path)[0])
+    packed = PackedRuns(pack_runs(cast(Store, fake), "basic", tmp_path)[0])
     key, run = next((key, run) for key, run in fake.runs.items() if run.spec.method == "tent")
     fake.runs[key] = replace(run, record=Record(run.record.rows[::-1]))  # the same sums in another order
     assert not have_same_rows(fake.runs[key], packed.load([key])[key])

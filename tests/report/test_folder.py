@@ -11,8 +11,8 @@ import pytest
 import ttvd
 from tests.report.fakes import BASIC, FakeStore
 from tests.report.test_paper import PAPER, TEXT
+from ttvd.bench.packed import pack_runs
 from ttvd.bench.store import Store
-from ttvd.bench.store.pack import write_pack
 from ttvd.report.folder import list_rows, pick_main, read_study, write_results
 from ttvd.report.main_table import BEGIN, END, MAIN, fill_markers, main_table
 from ttvd.report.paper import read_paper
@@ -23,7 +23,7 @@ SIZES = BASIC.replace("[grid]", "[stream]\nbatch_size = [64, 8]\n[grid]")
 
 def pack(folder: Path, name: str, text: str, fake: FakeStore | None = None) -> Path:
     store = fake or FakeStore((name, text), batches=12)
-    return write_pack(cast(Store, store), name, folder / "rows")[0]
+    return pack_runs(cast(Store, store), name, folder / "rows")[0]
 
 
 @pytest.fixture

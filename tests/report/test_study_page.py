@@ -9,8 +9,8 @@ import pytest
 
 from tests.report.fakes import BASIC, FakeStore
 from tests.report.test_results import CONDITIONS
+from ttvd.bench.packed import PackedRuns, pack_runs
 from ttvd.bench.store import Figure, Store
-from ttvd.bench.store.pack import Pack, write_pack
 from ttvd.report.document import Document, find_tables, render_document
 from ttvd.report.study_page import make_page, write_report
 
@@ -194,7 +194,7 @@ def test_the_same_store_gives_the_same_page() -> None:
 def test_a_failure_of_packed_runs_has_no_time(tmp_path: Path) -> None:
     fake = FakeStore(("basic", BASIC), batches=2)
     fake.break_run(next(iter(fake.runs)), "Traceback: it broke")
-    packed = Pack(write_pack(cast(Store, fake), "basic", tmp_path)[0])
+    packed = PackedRuns(pack_runs(cast(Store, fake), "basic", tmp_path)[0])
     for store, told in ((cast(Store, fake), True), (packed, False)):
         text = render_document(make_page(store))
         gaps = text.partition('id="gaps"')[2].partition("</section>")[0]

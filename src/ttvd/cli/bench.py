@@ -57,7 +57,7 @@ def bench(
     from rich.console import Console
 
     from ttvd.bench.grid import make_plans
-    from ttvd.bench.interrupt import raise_interrupts
+    from ttvd.interrupts import raise_interrupts
 
     console = Console()
     if not console.is_terminal:
@@ -143,7 +143,8 @@ def _make_engine(
 
     import torch
 
-    from ttvd.bench.engines import LocalEngine, RayEngine
+    from ttvd.bench.engines.local import LocalEngine
+    from ttvd.bench.engines.ray import RayEngine
 
     if engine == "ray":
         return RayEngine(address, jobs, gpus)

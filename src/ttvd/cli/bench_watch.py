@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from rich.progress import TaskID
 
     from ttvd.bench.engines import Event
-    from ttvd.bench.progress import Pace
+    from ttvd.bench.progress import ProgressEstimate
     from ttvd.bench.spec import Spec
 
 
@@ -25,7 +25,7 @@ class Lines:
     def __init__(self, console: Console) -> None:
         self._console = console
         self._specs: dict[str, Spec] = {}
-        self._pace: Pace | None = None
+        self._pace: ProgressEstimate | None = None
 
     def __enter__(self) -> Lines:
         return self
@@ -37,25 +37,25 @@ class Lines:
 
     def begin(self, missing: Sequence[Spec], skipped: int) -> None:
         """Say how much there is to do."""
-        from ttvd.bench.progress import Pace
+        from ttvd.bench.progress import ProgressEstimate
 
         self._specs = {spec.key: spec for spec in missing}
-        self._pace = Pace(missing)
+        self._pace = ProgressEstimate(missing)
         before = f", {skipped} are in the store already" if skipped else ""
         self.write(f"{count_runs(len(missing))} to do{before}")
 
     def see(self, event: Event) -> None:
         """Write a line, if there is something to say."""
-        from ttvd.bench.engines import Broken, Finished, Noted
+        from ttvd.bench.engines import Failed, Finished, Message
 
         assert self._pace is not None
         self._pace.see(event)
         if isinstance(event, Finished):
             totals, seconds = event.run.totals, event.run.facts.seconds
             self._conclude(event.key, f"error {100 * totals['error']:.1f} %, {seconds:.1f} s")
-        elif isinstance(event, Broken):
+        elif isinstance(event, Failed):
             self._conclude(event.key, f"failed: {event.text.strip().splitlines()[-1]}")
-        elif isinstance(event, Noted):
+        elif isinstance(event, Message):
             self.write(event.text)
 
     def _conclude(self, key: str, text: str) -> None:
@@ -91,7 +91,7 @@ class Bars(Lines):
 
     def see(self, event: Event) -> None:
         """Move the bars."""
-        from ttvd.bench.engines import Advanced, Broken, Finished, Started
+        from ttvd.bench.engines import Advanced, Failed, Finished, Started
 
         if isinstance(event, Finished) and self._pace is not None:
             self._pace.see(event)  # no line for it
@@ -103,7 +103,7 @@ class Bars(Lines):
             worker = self._workers[event.key]
             text = f"{self._title(event.key)} · batch {event.done}/{event.total}"
             self._bars.update(self._lines[worker], completed=event.done, total=event.total, description=text)
-        elif isinstance(event, Finished | Broken) and event.key in self._workers:
+        elif isinstance(event, Finished | Failed) and event.key in self._workers:
             worker = self._workers.pop(event.key)
             self._bars.reset(self._lines[worker], total=1, completed=0, description=f"{worker} free")
         self._sum_up()

@@ -29,7 +29,7 @@ def report(
     """
     from rich.console import Console
 
-    from ttvd.bench.store.pack import open_runs
+    from ttvd.bench.packed import open_runs
     from ttvd.cli.needs import require
 
     for module in ("matplotlib", "jinja2"):

@@ -10,9 +10,9 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+    from ttvd.bench.export import ListedRun
     from ttvd.bench.spec import Spec
     from ttvd.bench.store import Reader
-    from ttvd.bench.store.listing import KnownRun
 
 COLORS = {"done": "", "failed": "red", "running": "cyan", "missing": "dim"}
 
@@ -47,9 +47,8 @@ def show_runs(
     """List the runs of a store, show one, export them, or pack them for version control."""
     from rich.console import Console
 
-    from ttvd.bench.store.export import check_target
-    from ttvd.bench.store.listing import list_known, select_known
-    from ttvd.bench.store.pack import open_runs
+    from ttvd.bench.export import check_target, list_runs, select_runs
+    from ttvd.bench.packed import open_runs
     from ttvd.cli.needs import require
 
     if batches and export is None:
@@ -78,8 +77,8 @@ def show_runs(
         return
     with open_runs(store) as opened:
         found = None if key is None else opened.find(key)
-        entries = select_known(
-            list_known(opened),
+        entries = select_runs(
+            list_runs(opened),
             key=found, method=method, domain=domain, recipe=recipe, seed=seed, status=status,
         )  # fmt: skip
         if export is not None:
@@ -98,7 +97,7 @@ def _print_json(documents: list[dict[str, Any]], single: bool) -> None:
     typer.echo(json.dumps(documents[0] if single and documents else documents, indent=2))
 
 
-def _list(entries: "list[KnownRun]", console: "Console", done: int) -> None:
+def _list(entries: "list[ListedRun]", console: "Console", done: int) -> None:
     from collections import Counter
 
     from rich.table import Table
@@ -175,7 +174,7 @@ def _flatten(spec: "Spec") -> dict[str, Any]:
     )
 
 
-def _score(entry: "KnownRun") -> tuple[str, str, str]:
+def _score(entry: "ListedRun") -> tuple[str, str, str]:
     """Error, calibration error and seconds, as the list shows them."""
     if entry.summary is None:
         return "-", "-", "-"
@@ -187,7 +186,7 @@ def _score(entry: "KnownRun") -> tuple[str, str, str]:
     )
 
 
-def _show(entry: "KnownRun", console: "Console") -> None:
+def _show(entry: "ListedRun", console: "Console") -> None:
     from datetime import datetime
 
     document = entry.document()
@@ -223,35 +222,35 @@ def _tabulate(values: dict[str, Any]) -> "Table":
 
 def _pack(store: Path, folder: Path, recipe: str | None, replace: bool, console: "Console") -> None:
     """From a store to files that can be committed."""
-    from ttvd.bench.store.pack import Pack, open_runs, write_pack
+    from ttvd.bench.packed import PackedRuns, open_runs, pack_runs
 
     with open_runs(store) as opened:
         for name in [recipe] if recipe is not None else opened.recipes():
-            path, count = write_pack(opened, name, folder, replace=replace)
-            asked = {member.spec.key for member in Pack(path).members(name)}
+            path, count = pack_runs(opened, name, folder, replace=replace)
+            asked = {member.spec.key for member in PackedRuns(path).members(name)}
             text = f"{count} of {len(asked)} runs in {path}"
             console.print(text, soft_wrap=True, highlight=False, markup=False)
 
 
 def _unpack(store: Path, path: Path, console: "Console") -> None:
     """From such a file to a store."""
+    from ttvd.bench.packed import PackedRuns, unpack_runs
     from ttvd.bench.store import Store
-    from ttvd.bench.store.pack import Pack, unpack
 
     if path.suffix != ".csv":
         raise ValueError(f"--unpack takes a .csv file that --pack has written, got {path.name}")
     if store.suffix == ".csv":
         raise ValueError(f"--unpack puts runs into a store, and {store.name} is a file of packed ones")
-    source = Pack(path)
+    source = PackedRuns(path)
     with Store(store) as target:
-        text = f"{unpack(source, target)} of {len(source.done())} runs were new to {store}"
+        text = f"{unpack_runs(source, target)} of {len(source.done())} runs were new to {store}"
     console.print(text, soft_wrap=True, highlight=False, markup=False)
 
 
 def _export(
-    store: "Reader", entries: "list[KnownRun]", path: Path, batches: bool, console: "Console"
+    store: "Reader", entries: "list[ListedRun]", path: Path, batches: bool, console: "Console"
 ) -> None:
-    from ttvd.bench.store.export import export_batches, export_runs
+    from ttvd.bench.export import export_batches, export_runs
 
     if path.resolve() == store.path.resolve():
         raise ValueError(f"{path} is the store itself; export to another file")

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from ttvd.bench.compare import Interval
+from ttvd.bench.packed import has_batches
 from ttvd.bench.run import Record
-from ttvd.bench.store.packed import has_batches
 from ttvd.report.page import MISSING, Cell, Heading, Table
 from ttvd.report.tables import LINE_HEADINGS, rule_cell, title_cell
 

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ttvd.bench.packed import PackedRecord, has_batches
 from ttvd.bench.run import sum_metrics
-from ttvd.bench.store.packed import PackedRecord, has_batches
 from ttvd.bench.study import study
 from ttvd.report.diff_tables import (
     TINY,

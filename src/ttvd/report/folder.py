@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ttvd.bench.packed import PackedRuns
 from ttvd.bench.recipe import parse_recipe
 from ttvd.bench.recipe.planning import list_entries
-from ttvd.bench.store.pack import Pack
 from ttvd.bench.study import study
 from ttvd.files import open_atomic
 from ttvd.report.main_table import BEGIN, END, MAIN, fill_markers, main_table
@@ -84,7 +84,7 @@ def read_study(path: Path) -> Results:
     Raises:
         ValueError: It is damaged, or its recipe asks for lines that it does not have.
     """
-    pack = Pack(path)
+    pack = PackedRuns(path)
     wanted = {entry.label for entry in list_entries(parse_recipe(pack.recipes()[pack.name], pack.name))}
     there = {member.label for member in pack.members(pack.name)}
     if wanted != there:

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ttvd.bench.store.packed import PackedRecord, has_batches
+from ttvd.bench.packed import PackedRecord, has_batches
 from ttvd.report.charts import SCORES, Point, plot_differences, plot_kept, plot_scores, plot_tradeoff
 from ttvd.report.curves import plot_curves, plot_reliability
 from ttvd.report.page import Exhibit, Panel, Strip, encode

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ttvd.bench.figures import name_figures
-from ttvd.bench.store.reader import check_name
+from ttvd.bench.store import check_name
 from ttvd.bench.study import study
 from ttvd.files import open_atomic
 from ttvd.report.document import (

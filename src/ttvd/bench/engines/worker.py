@@ -1,126 +1,80 @@
-"""What a worker does, on any engine; and the process that a local one is."""
+"""What a worker process does, on any engine."""
 
-import os
-import signal
-import threading
 import time
 import traceback
 from collections.abc import Callable
-from contextlib import suppress
-from functools import partial
-from multiprocessing import connection, parent_process
-from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
 
-from ttvd.bench.engines.events import Advanced, Broken, Event, Finished, Job, Prepare, Shared, Started
-from ttvd.bench.job import execute
+from ttvd.bench.engines import Advanced, Event, Failed, Finished, Shared, Started
 from ttvd.bench.resources import Resources
 from ttvd.bench.spec import Run, Spec
 from ttvd.bench.worker_config import WorkerConfig
 
-REPORT_EVERY = 0.2  # seconds between two reports on one run
-_MIXED = (
-    "Worker {} has another version of ttvd than the process that started it, and gives this run another key. Install "
-    "the same version everywhere, or, if its files were changed meanwhile, start again."
-)
+REPORT_EVERY = 0.2
+"""Seconds between two reports on the progress of a run."""
 
-
-def prepare_bench(setting: WorkerConfig, shared: Shared) -> Job:
-    """The job of a real worker: runs with what one resources has."""
-    return partial(_execute, Resources(setting, shared))
-
-
-def _execute(resources: Resources, spec: Spec, progress: Callable[[int, int], None]) -> Run:
-    return execute(spec, resources, progress)
+DoRun = Callable[[Spec, Resources, Callable[[int, int], None]], Run]
+"""Does a run, as `ttvd.bench.job` does. It is a function of a module, so that it can be sent to workers by name."""
 
 
 class Worker:
-    """Does one run after the other and says what happens.
+    """Does one run after the other, with resources that all its runs share.
 
     Args:
-        name: Of this worker, for people.
-        prepare: Makes the job.
-        setting: For the job.
-        shared: For the job.
+        name: Name of the worker for people.
+        do_run: Does a run.
+        config: Configuration of the worker.
+        shared: Test sets that need not be loaded.
     """
 
-    def __init__(self, name: str, prepare: Prepare, setting: WorkerConfig, shared: Shared) -> None:
+    def __init__(self, name: str, do_run: DoRun, config: WorkerConfig, shared: Shared) -> None:
         self.name = name
-        self._threads = setting.threads
-        self._failure: str | None = None
-        torch.set_num_threads(setting.threads)
-        try:
-            self._job = prepare(setting, shared)
-        except Exception:
-            # It is the failure of every run that comes here, and each of them must say so.
-            self._failure = traceback.format_exc()
+        self._do_run, self._config, self._shared = do_run, config, shared
+        self._resources: Resources | None = None
 
-    def do(self, key: str, spec: Spec, say: Callable[[Event], Any]) -> None:
-        """Do a run; what is said ends with `Finished` or `Broken`.
+    def run(self, key: str, spec: Spec, report: Callable[[Event], Any]) -> None:
+        """Do a run and report what happens. The last event is `Finished` or `Failed`.
 
         Args:
-            key: Of the run, as the driver knows it.
+            key: Key of the run, as the driver knows it.
             spec: The run.
-            say: Takes what happens.
+            report: Takes events.
         """
-        torch.set_num_threads(self._threads)  # it belongs to the thread, which may be a new one
-        say(Started(key, self.name))
-        if self._failure is not None:
-            say(Broken(key, self._failure))
-        elif spec.key != key:
-            say(Broken(key, _MIXED.format(self.name)))
-        else:
-            say(self._try(spec, say))
-
-    def _try(self, spec: Spec, say: Callable[[Event], Any]) -> Finished | Broken:
+        torch.set_num_threads(
+            self._config.threads
+        )  # the setting belongs to the thread, which may be a new one
+        report(Started(key, self.name))
+        result: Event
         try:
-            return Finished(spec.key, self._job(spec, _Reporter(spec.key, say)))
+            if spec.key != key:
+                raise RuntimeError(
+                    f"worker {self.name} has another version of ttvd than the process that started it, and gives this "
+                    "run another key. Install the same version everywhere, or, if its files were changed meanwhile, "
+                    "start again"
+                )
+            # Made here and not before: where this fails, every run must say so.
+            self._resources = self._resources or Resources(self._config, self._shared)
+            result = Finished(key, self._do_run(spec, self._resources, _limit_rate(key, report)))
         except Exception as error:
-            return Broken(spec.key, traceback.format_exc(), _is_lasting(error))
+            result = Failed(key, traceback.format_exc(), _is_lasting(error))
+        report(result)
 
 
 def _is_lasting(error: Exception) -> bool:
-    """Whether what caused an error may still be there: taken memory, or a CUDA context that refuses everything."""
+    """Return whether the cause of an error may stay: taken memory, or a CUDA context that refuses everything."""
     return isinstance(error, MemoryError) or "memory" in str(error) or torch.cuda.is_initialized()
 
 
-class _Reporter:
-    """Passes on how far a run is, a few times a second."""
+def _limit_rate(key: str, report: Callable[[Event], Any]) -> Callable[[int, int], None]:
+    """Return a function that reports the progress of a run a few times a second."""
+    next_report = 0.0
 
-    def __init__(self, key: str, say: Callable[[Event], Any]) -> None:
-        self._key, self._say, self._next = key, say, 0.0
+    def report_progress(done: int, total: int) -> None:
+        nonlocal next_report
+        if time.monotonic() >= next_report:
+            next_report = time.monotonic() + REPORT_EVERY
+            report(Advanced(key, done, total))
 
-    def __call__(self, done: int, total: int) -> None:
-        now = time.monotonic()
-        if now >= self._next:
-            self._next = now + REPORT_EVERY
-            self._say(Advanced(self._key, done, total))
-
-
-READY = "ready"
-
-
-def serve(pipe: Connection, name: str) -> None:
-    """The main function of a local worker: first its circumstances arrive, then one run after the other.
-
-    It ends when the driver closes the pipe, and at once when the driver dies.
-    """
-    signal.signal(
-        signal.SIGINT, signal.SIG_IGN
-    )  # Ctrl-C reaches all processes of a terminal; the driver decides
-    threading.Thread(target=_leave_with_parent, daemon=True).start()
-    with suppress(EOFError, BrokenPipeError, ConnectionResetError):
-        worker = Worker(name, *pipe.recv())
-        pipe.send(READY)
-        while True:
-            key, spec = pipe.recv()
-            worker.do(key, spec, pipe.send)
-
-
-def _leave_with_parent() -> None:
-    parent = parent_process()
-    if parent is not None:
-        connection.wait([parent.sentinel])
-        os._exit(1)  # the main thread may be in the middle of a long run for nobody
+    return report_progress

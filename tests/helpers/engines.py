@@ -1,21 +1,20 @@
-"""Jobs that misbehave on demand, an engine without processes, and a small real grid."""
+"""Runs that misbehave on demand, an engine without processes, and a small real grid."""
 
 import os
 import resource
 import signal
 import time
-from collections.abc import Callable, Generator, Iterable, Sequence
-from functools import partial
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from ttvd.bench import Record, Row
-from ttvd.bench.engines.events import Event, Job, Prepare, Shared
-from ttvd.bench.engines.worker import Worker, prepare_bench
+from ttvd.bench.engines import Engine, Event, Shared
+from ttvd.bench.engines.worker import DoRun, Worker
 from ttvd.bench.grid import make_plans
-from ttvd.bench.job import execute
+from ttvd.bench.job import execute as do_run
 from ttvd.bench.recipe import Recipe, parse_recipe
 from ttvd.bench.resources import Resources
 from ttvd.bench.spec import Domain, Facts, Member, Run, Spec
@@ -32,7 +31,7 @@ methods = [{name = ["bn", "tent"]}]
 
 
 def make_spec(seed: int = 0, method: str = "tent", **options: Any) -> Spec:
-    """A spec for the jobs below; the options say what its job does."""
+    """A spec for :func:`do_fake`; the options say what happens in the run."""
     return Spec(
         "digits-plain", "0" * 16, "digits", "1" * 16, (Domain("fog"),), method, options=options, seed=seed
     )
@@ -47,12 +46,8 @@ def make_run(spec: Spec) -> Run:
     return Run(spec, Record((Row(metrics.state(), 1.0, 0.01),)), facts)
 
 
-def prepare_fake(setting: WorkerConfig, shared: Shared) -> Job:
-    """A job that does what the options of its spec say."""
-    return partial(_act, shared)
-
-
-def _act(shared: Shared, spec: Spec, progress: Progress) -> Run:
+def do_fake(spec: Spec, resources: Resources, progress: Progress) -> Run:
+    """Do what the options of a spec say."""
     act = spec.options.get("act")
     if act == "die":
         os.kill(os.getpid(), signal.SIGKILL)
@@ -63,7 +58,7 @@ def _act(shared: Shared, spec: Spec, progress: Progress) -> Run:
         resource.setrlimit(resource.RLIMIT_AS, (1 << 33, room[1]))
         bytearray(1 << 34)
     if act == "shared":
-        assert int(shared["digits"].images.sum()) == spec.options["sum"]
+        assert int(resources.shared()["digits"].images.sum()) == spec.options["sum"]
     if "pid" in spec.options:
         Path(spec.options["pid"]).write_text(str(os.getpid()))
     for number in range(2):
@@ -72,44 +67,43 @@ def _act(shared: Shared, spec: Spec, progress: Progress) -> Run:
     return make_run(spec)
 
 
-def prepare_slow(setting: WorkerConfig, shared: Shared) -> Job:
-    """The real job, which takes its time over the first batch of Tent."""
-    return partial(_dawdle, prepare_bench(setting, shared))
+def do_slowly(spec: Spec, resources: Resources, progress: Progress) -> Run:
+    """Do the real run, with a pause after the first batch of Tent."""
 
-
-def _dawdle(job: Job, spec: Spec, progress: Progress) -> Run:
     def report(done: int, total: int) -> None:
         progress(done, total)
         if done == 1 and spec.method == "tent":
             time.sleep(0.7)
 
-    return job(spec, report)
+    return do_run(spec, resources, report)
 
 
-class PlainEngine:
+class PlainEngine(Engine):
     """One worker in this process."""
 
-    def __init__(self, prepare: Prepare = prepare_fake) -> None:
-        self._prepare = prepare
+    def __init__(self, do_run: DoRun = do_fake) -> None:
+        self._do_run = do_run
+        self._events: list[Event] = []
         self.closed = False
 
-    def start(self) -> None:
-        pass
+    def _prepare(self, config: WorkerConfig, shared: Shared) -> Iterator[Event]:
+        self._worker = Worker("plain", self._do_run, config, shared)
+        yield from ()
 
-    def run(
-        self, specs: Iterable[Spec | None], setting: WorkerConfig, shared: Shared | None = None
-    ) -> Generator[Event, None, None]:
-        worker = Worker("plain", self._prepare, setting, shared or {})
-        try:
-            for spec in specs:
-                events: list[Event] = []
-                if spec is None:
-                    time.sleep(0.05)
-                    continue
-                worker.do(spec.key, spec, events.append)
-                yield from events
-        finally:
-            self.closed = True
+    def _has_free_worker(self) -> bool:
+        return not self._events
+
+    def _is_busy(self) -> bool:
+        return bool(self._events)
+
+    def _submit(self, spec: Spec) -> None:
+        self._worker.run(spec.key, spec, self._events.append)
+
+    def _collect(self, seconds: float) -> Iterator[Event]:
+        if not self._events:
+            time.sleep(0.05)
+        events, self._events = self._events, []
+        yield from events
 
     def close(self) -> None:
         self.closed = True
@@ -125,7 +119,7 @@ def plan_small() -> tuple[Recipe, list[Member], Shared]:
 def do_here(specs: Sequence[Spec]) -> dict[str, Run]:
     """The same runs without any engine."""
     resources = Resources(WorkerConfig())
-    return {spec.key: execute(spec, resources) for spec in specs}
+    return {spec.key: do_run(spec, resources) for spec in specs}
 
 
 def strip(run: Run) -> list[tuple[Any, ...]]:
