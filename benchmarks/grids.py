@@ -12,8 +12,8 @@ from benchmarks.table import Row
 from ttvd.bench.engines import Engine, Finished, LocalEngine, RayEngine
 from ttvd.bench.grid import make_plans, run_plans
 from ttvd.bench.recipe import parse_recipe
+from ttvd.bench.spec import WorkerConfig
 from ttvd.bench.store import Store
-from ttvd.bench.worker_config import WorkerConfig
 
 RECIPE = """
 title = "Efficiency"

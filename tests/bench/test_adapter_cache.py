@@ -8,13 +8,12 @@ import torch
 from torch import nn
 
 import ttvd
-from ttvd.bench import reuse
+from ttvd.bench import resources as module
 from ttvd.bench.job import execute, identify_adapter
-from ttvd.bench.recipe import parse_recipe, plan
-from ttvd.bench.resources import Resources
-from ttvd.bench.reuse import Adapters, CachedAdapter
-from ttvd.bench.spec import Domain, Run, Spec
-from ttvd.bench.worker_config import WorkerConfig
+from ttvd.bench.plan import plan
+from ttvd.bench.recipe import parse_recipe
+from ttvd.bench.resources import AdapterCache, CachedAdapter, Resources
+from ttvd.bench.spec import Domain, Run, Spec, WorkerConfig
 
 TEXT = """
 data = {set = "digits", corruptions = ["fog"], limit = 66}
@@ -57,7 +56,7 @@ def plain(run: Run) -> list[object]:
 
 
 def kept(resources: Resources) -> list[ttvd.Adapter]:
-    return [lent.adapter for lent in resources.adapters._kept.values()]
+    return [cached.adapter for cached in resources.adapters._kept.values()]
 
 
 @pytest.mark.parametrize("method", sorted(ttvd.list_methods()))
@@ -135,14 +134,14 @@ def build() -> ttvd.Adapter:
     return ttvd.create("bn", nn.Sequential(nn.Flatten(), nn.Linear(4, 3), nn.BatchNorm1d(3)))
 
 
-def borrow(adapters: Adapters, key: str) -> ttvd.Adapter:
-    with adapters.lend(key, build) as lent:
-        return lent.adapter
+def borrow(adapters: AdapterCache, key: str) -> ttvd.Adapter:
+    with adapters.use(key, build) as cached:
+        return cached.adapter
 
 
 def test_a_few_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reuse, "KEPT", 2)
-    adapters = Adapters(torch.device("cpu"))
+    monkeypatch.setattr(module, "MAX_ADAPTERS", 2)
+    adapters = AdapterCache(torch.device("cpu"))
     a, b = borrow(adapters, "a"), borrow(adapters, "b")
     assert borrow(adapters, "a") is a
     borrow(adapters, "c")
@@ -151,16 +150,16 @@ def test_a_few_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_that_of_a_failed_run_is_not_used_again() -> None:
-    adapters = Adapters(torch.device("cpu"))
+    adapters = AdapterCache(torch.device("cpu"))
     first = borrow(adapters, "a")
-    with pytest.raises(ValueError, match="expected a batch"), adapters.lend("a", build) as lent:
-        lent.adapter(torch.rand(0, 4))
+    with pytest.raises(ValueError, match="expected a batch"), adapters.use("a", build) as cached:
+        cached.adapter(torch.rand(0, 4))
     assert borrow(adapters, "a") is not first
 
 
 def test_two_runs_at_once_never_share() -> None:
-    adapters = Adapters(torch.device("cpu"))
-    with adapters.lend("a", build) as one, adapters.lend("a", build) as other:
+    adapters = AdapterCache(torch.device("cpu"))
+    with adapters.use("a", build) as one, adapters.use("a", build) as other:
         assert one.adapter is not other.adapter
 
 
@@ -169,7 +168,7 @@ def test_on_a_crowded_device_none_is_kept(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (free, 10.0))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: 2.0)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: 1.0)
-    adapters = Adapters(torch.device("cuda"))
+    adapters = AdapterCache(torch.device("cuda"))
     first = borrow(adapters, "a")
     assert borrow(adapters, "a") is first
     free = 3.0
@@ -178,12 +177,12 @@ def test_on_a_crowded_device_none_is_kept(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_the_first_batch_of_each_run_is_looked_at() -> None:
-    adapters = Adapters(torch.device("cpu"))
+    adapters = AdapterCache(torch.device("cpu"))
     borrow(adapters, "a")(torch.rand(5, 1, 2, 2))
-    with adapters.lend("a", build) as lent:
-        assert not lent.adapter._seen_batch
+    with adapters.use("a", build) as cached:
+        assert not cached.adapter._seen_batch
         with pytest.raises(ValueError, match="expected images in"):
-            lent.adapter(2 + torch.rand(5, 1, 2, 2))
+            cached.adapter(2 + torch.rand(5, 1, 2, 2))
 
 
 class OnDevice(torch.Tensor):
@@ -193,14 +192,14 @@ class OnDevice(torch.Tensor):
 
 
 def test_without_recordings_each_run_has_its_own_peak() -> None:
-    lent = CachedAdapter(build())
-    assert [lent.correct_peak(64, taken) for taken in (700, 20, None)] == [700, 20, None]
+    cached = CachedAdapter(build())
+    assert [cached.correct_peak(64, taken) for taken in (700, 20, None)] == [700, 20, None]
 
 
 def test_memory_that_is_kept_between_runs_counts_for_each() -> None:
-    lent = CachedAdapter(build())
-    lent.adapter.kept = lent.adapter.kept.as_subclass(OnDevice)
-    assert lent.correct_peak(64, None) is None
-    assert [lent.correct_peak(64, taken) for taken in (700, 20, None)] == [700, 700, 700]
-    assert lent.correct_peak(8, 90) == 90
-    assert lent.correct_peak(64, 800) == 800
+    cached = CachedAdapter(build())
+    cached.adapter.kept = cached.adapter.kept.as_subclass(OnDevice)
+    assert cached.correct_peak(64, None) is None
+    assert [cached.correct_peak(64, taken) for taken in (700, 20, None)] == [700, 700, 700]
+    assert cached.correct_peak(8, 90) == 90
+    assert cached.correct_peak(64, 800) == 800

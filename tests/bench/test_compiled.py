@@ -9,7 +9,7 @@ import torch._dynamo.config
 from tests.bench.test_job import make_spec
 from ttvd.bench.job import build_adapter, execute
 from ttvd.bench.resources import Resources
-from ttvd.bench.worker_config import WorkerConfig
+from ttvd.bench.spec import WorkerConfig
 from ttvd.engine.acceleration import Precision
 
 

@@ -7,11 +7,10 @@ import pytest
 import typer.testing
 from tools import check_rows
 
-from ttvd.bench.recipe import parse_recipe, plan
-from ttvd.bench.recipe.cut import cut_limit, cut_lines, cut_seeds
-from ttvd.bench.recipe.planning import list_entries
+from ttvd.bench.plan import plan
+from ttvd.bench.recipe import cut_limit, cut_lines, cut_seeds, list_entries, parse_recipe
 from ttvd.bench.resources import Resources
-from ttvd.bench.worker_config import WorkerConfig
+from ttvd.bench.spec import WorkerConfig
 from ttvd.cli.main import app
 
 TEXT = """

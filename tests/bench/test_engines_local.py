@@ -21,7 +21,7 @@ from tests.bench.engine_fakes import (
     strip,
 )
 from ttvd.bench.engines import Advanced, Broken, Event, Finished, LocalEngine, Noted, Started, local
-from ttvd.bench.worker_config import WorkerConfig
+from ttvd.bench.spec import WorkerConfig
 from ttvd.data.sets import ImageSet
 
 E = TypeVar("E")

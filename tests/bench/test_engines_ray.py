@@ -12,7 +12,7 @@ from tests.bench.engine_fakes import do_here, plan_small, prepare_slow, strip
 from ttvd import __version__
 from ttvd.bench.engines import Advanced, Broken, Event, Finished, Noted, RayEngine, Started
 from ttvd.bench.engines.ray import _RayCrew
-from ttvd.bench.worker_config import WorkerConfig
+from ttvd.bench.spec import WorkerConfig
 
 ROOT = Path(__file__).parents[2]
 

@@ -7,8 +7,7 @@ from ttvd.bench.engines import Broken, Event, Finished, Noted, Started, Waited
 from ttvd.bench.engines.events import Job, Shared
 from ttvd.bench.engines.tasks import Lost, Tasks, drive
 from ttvd.bench.engines.worker import Worker
-from ttvd.bench.spec import Spec
-from ttvd.bench.worker_config import WorkerConfig
+from ttvd.bench.spec import Spec, WorkerConfig
 
 
 class PaperCrew:

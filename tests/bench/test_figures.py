@@ -11,16 +11,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.bench.colours import NAMES, make_pictures, make_recipe, make_resources
+from tests.helpers.bench import NAMES, make_pictures, make_recipe, make_resources
 from ttvd.bench.figures import make_figure
-from ttvd.bench.figures.plane import PlaneOptions
+from ttvd.bench.figures.feature_plane import PlaneData, PlaneOptions
 from ttvd.bench.figures.samples import SampleOptions
-from ttvd.bench.figures.scene import Scene, set_scene
+from ttvd.bench.figures.scene import Scene, Trace, make_scene, pack, unpack
 from ttvd.bench.figures.slices import choose_classes
-from ttvd.bench.figures.values import PlaneData, Trace, pack, unpack
 from ttvd.bench.recipe import Recipe, parse_recipe
 from ttvd.bench.resources import Resources
-from ttvd.bench.worker_config import WorkerConfig
+from ttvd.bench.spec import WorkerConfig
 from ttvd.data.corruptions import corrupt
 from ttvd.nn.split import split
 from ttvd.nn.views import rotate
@@ -39,7 +38,7 @@ def resources(tmp_path_factory: pytest.TempPathFactory) -> Resources:
 @pytest.fixture(scope="module")
 def scene(resources: Resources) -> Scene:
     recipe = make_recipe(SAMPLES)
-    return set_scene(SampleOptions().complete(recipe), recipe, resources, seed=0)
+    return make_scene(SampleOptions().complete(recipe), recipe, resources, seed=0)
 
 
 def make(
@@ -66,7 +65,7 @@ def measure(z: Tensor, site: Tensor) -> float:
 def test_the_stream_holds_the_corrupted_images_of_the_set(resources: Resources) -> None:
     recipe = make_recipe(SAMPLES)
     options = SampleOptions(limit=100, severity=3).complete(recipe)
-    stream = set_scene(options, recipe, resources, seed=4).stream
+    stream = make_scene(options, recipe, resources, seed=4).stream
     images, labels = (torch.cat(parts) for parts in zip(*stream, strict=True))
     pictures = make_pictures(320, 5)
     noisy = corrupt(pictures.floats(), "gaussian_noise", 3)
@@ -87,7 +86,7 @@ def _find(all_images: Tensor, some: Tensor) -> list[int]:
 
 def test_a_stream_is_enriched_without_repeating_an_image(resources: Resources) -> None:
     recipe = make_recipe(SAMPLES)
-    stream = set_scene(SampleOptions(limit=10).complete(recipe), recipe, resources, seed=0).stream
+    stream = make_scene(SampleOptions(limit=10).complete(recipe), recipe, resources, seed=0).stream
     more = stream.enrich([0, 3], 12)
     counts = more.labels[more.rows].bincount(minlength=5)
     assert counts[0] == counts[3] == 12
@@ -245,7 +244,7 @@ def test_the_plane_shows_what_the_methods_saw(
     assert facts["strength"] == {"scale": 0.26}
     recipe = parse_recipe('data = {set = "digits", constants = "imagenet"}\n[[methods]]\nname = "bn"', "x")
     options = PlaneOptions("digits-plane", "gaussian_noise", 4, 192).complete(recipe)
-    scene = set_scene(options, recipe, digits, seed=0)
+    scene = make_scene(options, recipe, digits, seed=0)
     for name, statistics, views in (("source", "source", 1), ("SLA + bn", "batch", 4)):
         trace, start = data.traces[name], 0
         for _, z, y in look(scene, statistics):
@@ -281,7 +280,7 @@ def test_values_survive_their_journey_as_bytes(plane: tuple[dict[str, Any], Plan
 
 
 def test_sets_that_come_corrupted_have_no_clean_images(resources: Resources) -> None:
-    own = Resources(resources.setting, {"cifar10-c/gaussian_noise/5": make_pictures(128, 5)})
+    own = Resources(resources.config, {"cifar10-c/gaussian_noise/5": make_pictures(128, 5)})
     recipe: Recipe = replace(make_recipe(SLICES), data=replace(make_recipe(SLICES).data, set="cifar10-c"))
     facts, payload = make_figure(recipe.figures[0], recipe, own, 0)
     assert set(unpack(payload)["states"]) == {"source", "bn", "ttvd"}

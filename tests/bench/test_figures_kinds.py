@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.bench.colours import make_recipe, make_resources
+from tests.helpers.bench import make_recipe, make_resources
 from ttvd.bench.figures import check_figures, make_figure, make_figures
 from ttvd.bench.recipe import parse_recipe
 from ttvd.bench.resources import Resources
+from ttvd.bench.spec import WorkerConfig
 from ttvd.bench.store import Store
-from ttvd.bench.worker_config import WorkerConfig
 
 SAMPLES = '[[figures]]\nkind = "samples"\ncount = 2\n'
 SLICES = '[[figures]]\nkind = "slices"\n'

@@ -17,9 +17,8 @@ from ttvd.bench.engines import Event, Finished, LocalEngine, Noted, Passed, Star
 from ttvd.bench.engines.worker import prepare_bench
 from ttvd.bench.grid import Interrupted, Outcome, run_grid, run_plans
 from ttvd.bench.recipe import parse_recipe
-from ttvd.bench.spec import Member, Spec
+from ttvd.bench.spec import Member, Spec, WorkerConfig
 from ttvd.bench.store import Owner, Store
-from ttvd.bench.worker_config import WorkerConfig
 
 RECIPE = parse_recipe('data.set = "digits"\nmethods = [{name = "tent"}]', "fakes")
 

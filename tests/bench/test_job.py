@@ -11,11 +11,11 @@ import torch
 
 import ttvd
 from ttvd.bench.job import build_adapter, execute, make_order
-from ttvd.bench.recipe import parse_recipe, plan
+from ttvd.bench.plan import plan
+from ttvd.bench.recipe import parse_recipe
 from ttvd.bench.resources import Resources
 from ttvd.bench.run import choose_step
-from ttvd.bench.spec import Domain, Run, Spec
-from ttvd.bench.worker_config import WorkerConfig
+from ttvd.bench.spec import Domain, Run, Spec, WorkerConfig
 from ttvd.data.corruptions import corrupt
 from ttvd.data.digits import split_digits
 from ttvd.data.sets import load_set
@@ -251,7 +251,7 @@ def test_other_anchors_make_other_runs_of_those_alone_who_use_them(
             name, *options = run.split()
             name, anchored, end = name.partition("+")
             chosen = ", ".join('{} = "{}"'.format(*option.split("=")) for option in options)
-            more = f'checkpoint = "digits-sla{anchored}{end}"\nset = {{ {chosen} }}'
+            more = f'checkpoint = "digits-sla{anchored}{end}"\nparams = {{ {chosen} }}'
             specs[run] = make_spec(resources, name, more)
         return specs
 
@@ -281,7 +281,7 @@ def test_another_loss_of_rotations_makes_other_runs_of_steps_by_need_alone(tmp_p
     ]
 
     def list_keys() -> list[str]:
-        resources, more = Resources(setting), 'checkpoint = "digits-sla"\nset = {{ {} }}'
+        resources, more = Resources(setting), 'checkpoint = "digits-sla"\nparams = {{ {} }}'
         return [make_spec(resources, name, more.format(chosen)).key for name, chosen in runs]
 
     sites, keys = Sites.load(home), []
@@ -297,7 +297,7 @@ def test_another_loss_of_rotations_makes_other_runs_of_steps_by_need_alone(tmp_p
 def test_what_methods_need_of_the_source_is_made_once(resources: Resources, method: str) -> None:
     spec = make_spec(resources, method)
     found = ttvd.list_methods()[method]
-    first = resources.requirements(found, spec.checkpoint, spec.data, 1.0)
-    again = resources.requirements(found, spec.checkpoint, spec.data, 1.0)
+    first = resources.source_statistics(found, spec.checkpoint, spec.data, 1.0)
+    again = resources.source_statistics(found, spec.checkpoint, spec.data, 1.0)
     assert all(again[name] is value for name, value in first.items())
     assert execute(spec, resources).totals["n"] == 150

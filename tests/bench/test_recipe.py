@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from ttvd.bench.recipe import parse_recipe, plan, read_recipe
-from ttvd.bench.recipe.planning import list_entries
+from ttvd.bench.plan import plan
+from ttvd.bench.recipe import list_entries, parse_recipe, read_recipe
 from ttvd.bench.resources import Resources
-from ttvd.bench.spec import Member
-from ttvd.bench.worker_config import WorkerConfig
+from ttvd.bench.spec import Member, WorkerConfig
 from ttvd.cli.bench import _read as apply_flags
 from ttvd.data.corruptions import CORRUPTIONS, EXTRA
 from ttvd.methods import list_methods
@@ -81,12 +80,21 @@ def test_defaults() -> None:
         ('data.set = "digits"\nstream.alpha = 1\n[[methods]]\nname = "bn"', "has no 'alpha'"),
         ('data.set = "digits"\nstream.batch_size = 0\n[[methods]]\nname = "bn"', "at least 1"),
         ('data.set = "digits"\n[[methods]]\nlabel = "bn"', "not complete"),
-        ('data.set = "digits"\ndata.severity = 7\n[[methods]]\nname = "bn"', "from 1 to 5"),
-        ('data.set = "digits"\ndata.limit = -5\n[[methods]]\nname = "bn"', "limit must be a whole number"),
+        ('data.set = "digits"\ndata.severity = 7\n[[methods]]\nname = "bn"', "severity must be at most 5"),
+        (
+            'data.set = "digits"\ndata.limit = -5\n[[methods]]\nname = "bn"',
+            "limit must be at least 1, got -5",
+        ),
         ('data.set = "digits"\noracle.steps = 0\n[[methods]]\nname = "bn"', "[oracle] steps must be"),
-        ('data.set = "digits"\nsites = [1.5]\n[[methods]]\nname = "bn"', "in (0, 1]"),
-        ('data.set = "digits"\n[[methods]]\nname = "bn"\nseeds = [-1]', "a seed must be a whole number"),
-        ('data.set = "digits"\nset.lr = inf\n[[methods]]\nname = "bn"', "inf and nan"),
+        ('data.set = "digits"\nsites = [1.5]\n[[methods]]\nname = "bn"', "sites must be at most 1"),
+        ('data.set = "digits"\n[[methods]]\nname = "bn"\nseeds = [-1]', "seeds must be at least 0"),
+        ("x = " + 5000 * "[" + 5000 * "]", "nested too deeply"),
+        (
+            'data.set = "digits"\nseeds = 9223372036854775808\n[[methods]]\nname = "bn"',
+            "seeds must be at most",
+        ),
+        ('data.set = "digits"\nparams.tau = 2020-01-01\n[[methods]]\nname = "bn"', "dates and times"),
+        ('data.set = "digits"\nparams.lr = inf\n[[methods]]\nname = "bn"', "inf and nan"),
         ('data.set = "digits"\ngrid.lr = 0.1\n[[methods]]\nname = "bn"', "a list of values"),
         ('data.set = "digits"\ncheckpoints.plane = "x"\n[[methods]]\nname = "bn"', "did you mean 'plain'"),
     ],
@@ -109,8 +117,8 @@ def test_files_that_are_no_recipes(tmp_path: Path) -> None:
     ("text", "words"),
     [
         ('[[methods]]\nname = "tnet"', "did you mean tent"),
-        ('[[methods]]\nname = "tent"\nset = { rate = 1 }', "has no parameter 'rate'"),
-        ('[[methods]]\nname = "tent"\nset = { lr = -1.0 }', "lr must be at least 0"),
+        ('[[methods]]\nname = "tent"\nparams = { rate = 1 }', "has no parameter 'rate'"),
+        ('[[methods]]\nname = "tent"\nparams = { lr = -1.0 }', "lr must be at least 0"),
         ('[[methods]]\nname = "tent"\ngrid = { lr = [1.0] }\nrules = ["last"]', "needs one fixed setting"),
         ('[[methods]]\nname = "note"', "note needs instance-aware norms, which digits-plain does not have"),
         ('[[methods]]\nname = "ttt"\ncheckpoint = "digits-plain"', "ttt needs a rotation head"),
@@ -227,7 +235,7 @@ def test_the_oracle_runs_for_some_of_a_line_s_seeds() -> None:
         ("[0.5]", "[oracle] seeds must be a whole number or a list of them"),
         ("[]", "[oracle] seeds is empty"),
         ("[1, 1]", "[oracle] seeds has 1 twice"),
-        ("[-1]", "a seed must be a whole number"),
+        ("[-1]", "seeds must be at least 0"),
     ],
 )
 def test_seeds_of_the_oracle_that_are_none(seeds: str, words: str) -> None:
@@ -262,7 +270,7 @@ def test_the_key_depends_on_what_decides_the_rows() -> None:
 def test_a_method_with_a_seed_gets_that_of_the_run() -> None:
     members = make_plan('[[methods]]\nname = "roid"\nseeds = [3]')
     assert members[0].spec.parameters["seed"] == 3
-    members = make_plan('[[methods]]\nname = "roid"\nseeds = [3]\nset = { seed = 7 }')
+    members = make_plan('[[methods]]\nname = "roid"\nseeds = [3]\nparams = { seed = 7 }')
     assert members[0].spec.parameters["seed"] == 7
 
 
@@ -282,7 +290,7 @@ def test_a_search_without_steps_is_never_called_one_fixed_setting() -> None:
 
 def test_a_whole_number_for_a_real_one_is_the_same_run() -> None:
     keys = {
-        make_plan(f'[[methods]]\nname = "tent"\nset = {{ momentum = {zero} }}')[0].spec.key
+        make_plan(f'[[methods]]\nname = "tent"\nparams = {{ momentum = {zero} }}')[0].spec.key
         for zero in ("0", "0.0")
     }
     assert len(keys) == 1

@@ -4,10 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.bench.colours import make_pictures, make_recipe, make_resources
-from ttvd.bench.recipe import parse_recipe, plan
+from tests.helpers.bench import make_pictures, make_recipe, make_resources
+from ttvd.bench.plan import plan
+from ttvd.bench.recipe import parse_recipe
 from ttvd.bench.resources import Resources
-from ttvd.bench.worker_config import WorkerConfig
+from ttvd.bench.spec import WorkerConfig
 from ttvd.data.corruptions import CORRUPTIONS
 
 TENT = '[[methods]]\nname = "tent"\n'
@@ -29,7 +30,7 @@ DIGITS = 'data.set = "digits"\ndata.corruptions = ["fog"]\ncheckpoints.plain = "
         ("seeds = [1, 1]\n", "seeds has 1 twice"),
         ("rules = []\n", "rules is empty"),
         ('sites = "half"\n', "sites must be a number or a list of them, got 'half'"),
-        ("set = 3\n", "set must be a table"),
+        ("params = 3\n", "params must be a table"),
         ('checkpoints = "digits-plain"\n', "checkpoints must be a table"),
         ("checkpoints.plain = 3\n", "[checkpoints] plain must be a text"),
         ('data = ["digits"]\n', "[data] must be a table"),
@@ -47,17 +48,17 @@ DIGITS = 'data.set = "digits"\ndata.corruptions = ["fog"]\ncheckpoints.plain = "
         ("stream = 3\n", "[stream] must be a table"),
         ("stream.batch_size = []\n", "[stream] batch_size is empty"),
         ("stream.batch_size = [8, 8]\n", "[stream] batch_size has 8 twice"),
-        ('stream.join = ["reset"]\n', "[stream] join must be a text"),
+        ('stream.join = ["reset"]\n', "[stream] join ['reset'] is unknown; did you mean 'reset'"),
         ('stream.order = "dirichlet"\nstream.alpha = []\n', "[stream] alpha is empty"),
         ('oracle.episodic = "true"\n', "[oracle] episodic must be true or false, got 'true'; leave"),
-        ("grid.lr = [0.1, 0.1]\n", "grid lr has 0.1 twice"),
+        ("grid.lr = [0.1, 0.1]\n", "[grid] lr has 0.1 twice"),
         ('methods.name = "tent"\n', "methods must be made of tables under [[methods]], with double brackets"),
         ('methods = ["tent"]\n', "methods must be made of tables under [[methods]]"),
         ('[[methods]]\nlabel = "x"\n', "[[methods]] is not complete: it needs name"),
         ("[[methods]]\nname = []\n", "[[methods]] name is empty"),
         (TENT + "label = 3\n", "[[methods]] label must be a text"),
         (TENT + 'views = "4"\n', "[[methods]] views must be a whole number, got '4'; leave"),
-        (TENT + 'set = "lr"\n', "[[methods]] set must be a table"),
+        (TENT + 'params = "lr"\n', "[[methods]] params must be a table"),
     ],
 )
 def test_an_entry_of_the_wrong_kind_is_refused(text: str, words: str) -> None:
@@ -76,7 +77,7 @@ def test_an_entry_of_the_wrong_kind_is_refused(text: str, words: str) -> None:
         (TENT + "grid = { lr = [[0.1]] }\n", "lr must be a number, such as 0.001, got [0.1]"),
         (TENT + "params = { steps = 1.5 }\n", "steps must be a whole number, such as 1, got 1.5"),
         (TENT + "params = { optimizer = 3 }\n", "optimizer must be a text"),
-        ('[[methods]]\nname = "bn"\nset = { count = "x" }\n', "count must be a number"),
+        ('[[methods]]\nname = "bn"\nparams = { count = "x" }\n', "count must be a number"),
         ('[stream]\norder = "dirichlet"\nalpha = "x"\n' + TENT, "alpha must be a number, such as 0.1, got 'x'"),
     ],
 )  # fmt: skip
@@ -110,7 +111,7 @@ def test_missing_models_and_data_say_where_they_were_looked_for(tmp_path: Path) 
 def test_a_model_of_another_set_is_refused(tmp_path: Path, classes: int) -> None:
     """Outputs that no class of the set stands for would only take answers away."""
     resources = make_resources(tmp_path, classes=5, count=10)
-    other = Resources(resources.setting, {"cifar10": make_pictures(20, classes)})
+    other = Resources(resources.config, {"cifar10": make_pictures(20, classes)})
     plan(make_recipe(""), resources)
     with pytest.raises(ValueError, match=f"tiny tells 5 classes apart, cifar10 needs {classes}"):
         plan(make_recipe(""), other)

@@ -9,12 +9,12 @@ import pytest
 import torch
 
 import ttvd
-from tests.bench.picture_trees import CLASSES, plant
+from tests.helpers.picture_trees import CLASSES, plant
 from ttvd.bench.job import execute, make_order
-from ttvd.bench.recipe import parse_recipe, plan
+from ttvd.bench.plan import plan
+from ttvd.bench.recipe import parse_recipe
 from ttvd.bench.resources import Resources
-from ttvd.bench.spec import Domain, Spec
-from ttvd.bench.worker_config import WorkerConfig
+from ttvd.bench.spec import Domain, Spec, WorkerConfig
 from ttvd.data.digits import split_digits
 from ttvd.data.sets import ImageFolder
 

@@ -9,10 +9,10 @@ import torch
 from torch import nn
 
 from ttvd.bench.job import execute
-from ttvd.bench.recipe import parse_recipe, plan
+from ttvd.bench.plan import plan
+from ttvd.bench.recipe import parse_recipe
 from ttvd.bench.resources import Resources
-from ttvd.bench.spec import Spec
-from ttvd.bench.worker_config import WorkerConfig
+from ttvd.bench.spec import Spec, WorkerConfig
 from ttvd.methods import find_method
 from ttvd.zoo.catalog import load, sites_path
 from ttvd.zoo.sites import Sites
@@ -46,7 +46,7 @@ def test_sites_beside_the_checkpoint_are_used(folder: Path, monkeypatch: pytest.
     assert (whole.sites, few.sites) == (1.0, 0.05)
     civd, means = find_method("civd"), {}
     for spec in (whole, few):
-        means[spec.sites] = resources.requirements(civd, spec.checkpoint, spec.data, spec.sites)[
+        means[spec.sites] = resources.source_statistics(civd, spec.checkpoint, spec.data, spec.sites)[
             "sites"
         ].means
     assert torch.equal(means[0.05], means[1.0] + 1.0)

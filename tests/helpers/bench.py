@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from ttvd.bench.recipe import Recipe, parse_recipe
 from ttvd.bench.resources import Resources
-from ttvd.bench.worker_config import WorkerConfig
+from ttvd.bench.spec import WorkerConfig
 from ttvd.data.sets import ImageSet
 from ttvd.nn.resnet import init_weights
 from ttvd.nn.split import split

@@ -10,11 +10,11 @@ from typing import Protocol
 from ttvd.bench.engines.events import Broken, Engine, Event, Finished, Noted, Passed, Shared
 from ttvd.bench.figures import check_figures
 from ttvd.bench.interrupt import Interrupt, postpone_interrupts
-from ttvd.bench.recipe import Recipe, plan
+from ttvd.bench.plan import plan
+from ttvd.bench.recipe import Recipe
 from ttvd.bench.resources import Resources
-from ttvd.bench.spec import Member, Spec
+from ttvd.bench.spec import Member, Spec, WorkerConfig
 from ttvd.bench.store import Owner, Store
-from ttvd.bench.worker_config import WorkerConfig
 
 Plan = tuple[Recipe, Sequence[Member]]
 _RENEW_EVERY = 10.0  # seconds; a claim lives for 120 s without it

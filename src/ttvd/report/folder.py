@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ttvd.bench.recipe import parse_recipe
-from ttvd.bench.recipe.planning import list_entries
+from ttvd.bench.recipe import list_entries, parse_recipe
 from ttvd.bench.store.pack import Pack
 from ttvd.bench.study import study
 from ttvd.files import open_atomic

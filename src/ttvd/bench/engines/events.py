@@ -4,8 +4,7 @@ from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from ttvd.bench.spec import Run, Spec
-from ttvd.bench.worker_config import WorkerConfig
+from ttvd.bench.spec import Run, Spec, WorkerConfig
 from ttvd.data.sets import ImageSet
 
 

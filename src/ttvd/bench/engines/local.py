@@ -16,8 +16,7 @@ import torch.multiprocessing  # noqa: F401 (with it, tensors travel between proc
 from ttvd.bench.engines.events import Broken, Event, Finished, Noted, Prepare, Shared
 from ttvd.bench.engines.tasks import Lost, Tasks, drive
 from ttvd.bench.engines.worker import READY, prepare_bench, serve
-from ttvd.bench.spec import Spec
-from ttvd.bench.worker_config import WorkerConfig
+from ttvd.bench.spec import Spec, WorkerConfig
 from ttvd.data.sets import ImageSet
 
 _SPAWN = multiprocessing.get_context("spawn")  # a forked process must not use CUDA or threads

@@ -14,8 +14,7 @@ from ttvd.bench.engines.events import Broken, Event, Finished, Noted, Prepare, S
 from ttvd.bench.engines.ray_worker import RayWorker
 from ttvd.bench.engines.tasks import Lost, Tasks, drive
 from ttvd.bench.engines.worker import prepare_bench
-from ttvd.bench.spec import Spec
-from ttvd.bench.worker_config import WorkerConfig
+from ttvd.bench.spec import Spec, WorkerConfig
 
 _COUNT_EVERY = 5.0  # seconds between two looks at the size of the cluster, which may grow
 _NOTE_AFTER = 60.0  # seconds without a single worker

@@ -13,8 +13,7 @@ import torch
 from ttvd import __version__
 from ttvd.bench.engines.events import Broken, Event, Finished, Prepare
 from ttvd.bench.engines.worker import Worker
-from ttvd.bench.spec import Spec
-from ttvd.bench.worker_config import WorkerConfig
+from ttvd.bench.spec import Spec, WorkerConfig
 from ttvd.data.sets import ImageSet
 
 

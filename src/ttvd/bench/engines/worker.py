@@ -17,8 +17,7 @@ import torch
 from ttvd.bench.engines.events import Advanced, Broken, Event, Finished, Job, Prepare, Shared, Started
 from ttvd.bench.job import execute
 from ttvd.bench.resources import Resources
-from ttvd.bench.spec import Run, Spec
-from ttvd.bench.worker_config import WorkerConfig
+from ttvd.bench.spec import Run, Spec, WorkerConfig
 
 REPORT_EVERY = 0.2  # seconds between two reports on one run
 _MIXED = (
