@@ -1,7 +1,7 @@
 """TTVD: test-time adaptation guided by Voronoi diagrams, in all its stages."""
 
-from collections.abc import Callable
-from typing import Literal, Self, get_args
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, Self, get_args
 
 import torch
 import torch.nn.functional as F
@@ -191,6 +191,26 @@ class TTVD(GradientAdapter):
         # The joint objective measures against all sites, however many views predict.
         self.joint_voronoi = sites.diagram().to(device=device) if self.objective == "joint" else self.voronoi
         self.power = Diagram.from_linear(weight, bias, views=min(self.views, self.head_views))
+
+    @classmethod
+    def site_parts(cls, sites: Sites, parameters: Mapping[str, Any]) -> frozenset[str]:
+        """Name the parts of the sites, beside means and temperatures, on which results depend.
+
+        Benchmarks fingerprint these parts of the sites, so that a run on other sites is another run.
+
+        Args:
+            sites: Sites of the model.
+            parameters: Parameters as plain JSON values, defaults included.
+        """
+        statistics, views = (
+            parameters["statistics"],
+            1 if parameters["structure"] in ("vd", "pd") else sites.views,
+        )
+        anchored = statistics is None or (
+            isinstance(statistics, str) and Statistics.parse(statistics).anchored
+        )
+        parts = {f"anchors/{views}"} if anchored else set()
+        return frozenset(parts | ({"rotation_loss"} if parameters["adaptive_step"] is not False else set()))
 
     def output(self, x: Tensor) -> Tensor:
         """Class scores F / tau of the structure, softened and corrected for the shares of the classes."""
