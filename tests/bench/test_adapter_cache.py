@@ -9,7 +9,7 @@ from torch import nn
 
 import ttvd
 from ttvd.bench import resources as module
-from ttvd.bench.job import execute, identify_adapter
+from ttvd.bench.job import do_run, identify_adapter
 from ttvd.bench.plan import plan
 from ttvd.bench.recipe import parse_recipe
 from ttvd.bench.resources import AdapterCache, CachedAdapter, Resources
@@ -64,11 +64,11 @@ def test_a_run_after_others_has_the_rows_of_a_run_alone(resources: Resources, me
     spec = make_spec(resources, method)
     if method in SLOW:
         spec = replace(spec, limit=12, batch_size=5)
-    alone = plain(execute(spec, resources))
+    alone = plain(do_run(spec, resources))
     resources.adapters.clear()
-    execute(replace(spec, **OTHER | ({"limit": 9} if method in SLOW else {})), resources)
+    do_run(replace(spec, **OTHER | ({"limit": 9} if method in SLOW else {})), resources)
     (adapter,) = kept(resources)
-    assert plain(execute(spec, resources)) == alone
+    assert plain(do_run(spec, resources)) == alone
     assert kept(resources) == [adapter]  # it was the same all the time
 
 
@@ -76,9 +76,9 @@ def test_the_rows_would_tell_if_an_adapter_went_on(
     resources: Resources, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spec = make_spec(resources, "tent", "params = { lr = 0.1 }")
-    alone = plain(execute(spec, resources))
+    alone = plain(do_run(spec, resources))
     monkeypatch.setattr(ttvd.Adapter, "renew", lambda _: None)
-    assert plain(execute(spec, resources)) != alone
+    assert plain(do_run(spec, resources)) != alone
 
 
 @pytest.mark.parametrize("method", ["tent", "eata", "rdumb", "rotta", "sar"])
@@ -88,17 +88,17 @@ def test_so_has_one_whose_batches_start_again_or_choose(
 ) -> None:
     spec = replace(make_spec(resources, method, extra), steps=2)
     assert spec.episodic or spec.selection == "oracle"
-    alone = plain(execute(spec, resources))
-    execute(replace(spec, **OTHER), resources)
-    assert plain(execute(spec, resources)) == alone
+    alone = plain(do_run(spec, resources))
+    do_run(replace(spec, **OTHER), resources)
+    assert plain(do_run(spec, resources)) == alone
     assert len(kept(resources)) == 1
 
 
 def test_half_precision_is_shared_too(resources: Resources) -> None:
     spec = replace(make_spec(resources, "ttvd"), precision="bfloat16")
-    alone = plain(execute(spec, resources))
-    execute(replace(spec, **OTHER), resources)
-    assert plain(execute(spec, resources)) == alone
+    alone = plain(do_run(spec, resources))
+    do_run(replace(spec, **OTHER), resources)
+    assert plain(do_run(spec, resources)) == alone
     assert len(kept(resources)) == 1
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch._dynamo.config
 
 from tests.bench.test_job import make_spec
-from ttvd.bench.job import build_adapter, execute
+from ttvd.bench.job import build_adapter, do_run
 from ttvd.bench.resources import Resources
 from ttvd.bench.spec import WorkerConfig
 from ttvd.engine.acceleration import Precision
@@ -41,8 +41,8 @@ def test_a_compiled_run_says_so_and_one_at_which_the_compiler_failed_does_not(
 
     monkeypatch.setattr(torch, "compile", lambda code, **options: whole(code, backend=give_back, **options))
     spec = make_spec(resources, "tent")
-    assert "compiled" not in execute(spec, resources).facts.versions
-    assert execute(spec, Resources(WorkerConfig(compiled=True))).facts.versions["compiled"] == "inductor"
+    assert "compiled" not in do_run(spec, resources).facts.versions
+    assert do_run(spec, Resources(WorkerConfig(compiled=True))).facts.versions["compiled"] == "inductor"
     fails = True
     torch._dynamo.reset()
-    assert "compiled" not in execute(spec, Resources(WorkerConfig(compiled=True))).facts.versions
+    assert "compiled" not in do_run(spec, Resources(WorkerConfig(compiled=True))).facts.versions

@@ -257,16 +257,19 @@ def _list_missing(spec: Spec, resources: Resources) -> list[str]:
 
 def _check_source_data(spec: Spec, resources: Resources) -> None:
     """Look for the training images, if something has to be computed from them."""
-    if missing := _list_missing(spec, resources):
-        try:
-            resources.check_training(spec.data)
-        except ValueError as error:
-            advice = (
-                f"; or save sites beside {spec.checkpoint} (ttvd.estimate_sites, ttvd.calibrate)"
-                if missing == ["sites"]
-                else ""
-            )
-            raise ValueError(f"{spec.method} needs {' and '.join(missing)}: {error}{advice}") from error
+    missing = _list_missing(spec, resources)
+    if not missing:
+        return
+    try:
+        resources.check_training(spec.data)
+    except ValueError as error:
+        advice = "choose a method without this need"
+        if missing == ["sites"]:
+            advice = f"save sites beside {spec.checkpoint} (ttvd.estimate_sites, ttvd.calibrate)"
+        raise ValueError(
+            f"{spec.method} needs {' and '.join(missing)}, computed from training images; {error}. Provide them, or "
+            f"{advice}"
+        ) from error
 
 
 def _check_adapter(spec: Spec, resources: Resources) -> None:

@@ -153,9 +153,7 @@ class Resources:
             else:
                 load_set(_training_set(data), self._root(), "train")
         except (ValueError, OSError) as error:
-            raise ValueError(
-                f"the training images of {data} are needed, and cannot be used: {error}"
-            ) from error
+            raise ValueError(f"the training images of {data} cannot be read: {error}") from error
         self._cache["training checked", data] = True
 
     def _source_statistic(
