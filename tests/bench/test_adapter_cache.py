@@ -8,22 +8,12 @@ import torch
 from torch import nn
 
 import ttvd
+from tests.helpers.bench import digits_resources, list_rows, make_spec
 from ttvd.bench import resources as module
 from ttvd.bench.job import do_run, identify_adapter
-from ttvd.bench.plan import plan
-from ttvd.bench.recipe import parse_recipe
 from ttvd.bench.resources import AdapterCache, CachedAdapter, Resources
-from ttvd.bench.spec import Domain, Run, Spec, WorkerConfig
+from ttvd.bench.spec import Domain, Spec
 
-TEXT = """
-data = {set = "digits", corruptions = ["fog"], limit = 66}
-stream.batch_size = 32
-[checkpoints]
-plain = "digits-plain"
-sites = "digits-sla"
-"rotation head" = "digits-rotation"
-"instance-aware norm" = "digits-instance-aware"
-"""
 OTHER: dict[str, Any] = {
     "domains": (Domain("gaussian_noise"), Domain("contrast")),
     "stream": "class_sorted",
@@ -38,7 +28,7 @@ SLOW = {"cotta", "memo", "ttt"}
 
 @pytest.fixture(scope="module")
 def resources() -> Resources:
-    return Resources(WorkerConfig())
+    return digits_resources()
 
 
 @pytest.fixture(autouse=True)
@@ -46,13 +36,8 @@ def nothing_kept(resources: Resources) -> None:
     resources.adapters.clear()
 
 
-def make_spec(resources: Resources, method: str, extra: str = "") -> Spec:
-    return plan(parse_recipe(f'{TEXT}\n[[methods]]\nname = "{method}"\n{extra}', "test"), resources)[0].spec
-
-
-def plain(run: Run) -> list[object]:
-    """The rows without their times."""
-    return [(row.metrics, row.kept, row.domain) for row in run.record.rows]
+def make_small(resources: Resources, method: str, extra: str = "") -> Spec:
+    return replace(make_spec(resources, method, extra), limit=66, batch_size=32)
 
 
 def kept(resources: Resources) -> list[ttvd.Adapter]:
@@ -61,24 +46,24 @@ def kept(resources: Resources) -> list[ttvd.Adapter]:
 
 @pytest.mark.parametrize("method", sorted(ttvd.list_methods()))
 def test_a_run_after_others_has_the_rows_of_a_run_alone(resources: Resources, method: str) -> None:
-    spec = make_spec(resources, method)
+    spec = make_small(resources, method)
     if method in SLOW:
         spec = replace(spec, limit=12, batch_size=5)
-    alone = plain(do_run(spec, resources))
+    alone = list_rows(do_run(spec, resources))
     resources.adapters.clear()
     do_run(replace(spec, **OTHER | ({"limit": 9} if method in SLOW else {})), resources)
     (adapter,) = kept(resources)
-    assert plain(do_run(spec, resources)) == alone
+    assert list_rows(do_run(spec, resources)) == alone
     assert kept(resources) == [adapter]  # it was the same all the time
 
 
 def test_the_rows_would_tell_if_an_adapter_went_on(
     resources: Resources, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    spec = make_spec(resources, "tent", "params = { lr = 0.1 }")
-    alone = plain(do_run(spec, resources))
+    spec = make_small(resources, "tent", "params = { lr = 0.1 }")
+    alone = list_rows(do_run(spec, resources))
     monkeypatch.setattr(ttvd.Adapter, "renew", lambda _: None)
-    assert plain(do_run(spec, resources)) != alone
+    assert list_rows(do_run(spec, resources)) != alone
 
 
 @pytest.mark.parametrize("method", ["tent", "eata", "rdumb", "rotta", "sar"])
@@ -86,19 +71,19 @@ def test_the_rows_would_tell_if_an_adapter_went_on(
 def test_so_has_one_whose_batches_start_again_or_choose(
     resources: Resources, method: str, extra: str
 ) -> None:
-    spec = replace(make_spec(resources, method, extra), steps=2)
+    spec = replace(make_small(resources, method, extra), steps=2)
     assert spec.episodic or spec.selection == "oracle"
-    alone = plain(do_run(spec, resources))
+    alone = list_rows(do_run(spec, resources))
     do_run(replace(spec, **OTHER), resources)
-    assert plain(do_run(spec, resources)) == alone
+    assert list_rows(do_run(spec, resources)) == alone
     assert len(kept(resources)) == 1
 
 
 def test_half_precision_is_shared_too(resources: Resources) -> None:
-    spec = replace(make_spec(resources, "ttvd"), precision="bfloat16")
-    alone = plain(do_run(spec, resources))
+    spec = replace(make_small(resources, "ttvd"), precision="bfloat16")
+    alone = list_rows(do_run(spec, resources))
     do_run(replace(spec, **OTHER), resources)
-    assert plain(do_run(spec, resources)) == alone
+    assert list_rows(do_run(spec, resources)) == alone
     assert len(kept(resources)) == 1
 
 
@@ -119,7 +104,7 @@ CHANGES: dict[str, Any] = {
 
 @pytest.mark.parametrize("name", CHANGES)
 def test_what_decides_the_adapter_is_told_apart(resources: Resources, name: str) -> None:
-    spec = make_spec(resources, "ttvd")
+    spec = make_small(resources, "ttvd")
     assert identify_adapter(spec) == identify_adapter(replace(spec, **OTHER, steps=7))
     assert identify_adapter(spec) != identify_adapter(replace(spec, **{name: CHANGES[name]}))
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import ttvd
 
 BENCH = Path(ttvd.__file__).parent / "bench"
-OTHER_MEANINGS = {"source", "vd", "pd", "civd", "cipd"}
-"""Methods whose names are also words: the source model, and the diagrams."""
+OTHER_MEANINGS = {"source", "vd", "pd", "civd", "cipd", "note", "ttvd"}
+"""Methods whose names have another meaning: the source model, diagrams, the note of a recipe, the package."""
 CONTRACT = {"ttvd.methods.adapter", "ttvd.methods.registry", "ttvd.methods.fitting"}
 
 

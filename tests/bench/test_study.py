@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.helpers.bench import shared_resources
 from ttvd.bench.plan import plan
 from ttvd.bench.recipe import Recipe, parse_recipe
-from ttvd.bench.resources import Resources
 from ttvd.bench.run import Record, Row
-from ttvd.bench.spec import Facts, Member, Run, Spec, WorkerConfig
+from ttvd.bench.spec import Facts, Member, Run, Spec
 from ttvd.bench.store import Store
 from ttvd.bench.study import Column, study
 from ttvd.metrics import RunningMetrics
@@ -48,7 +48,7 @@ def invent(spec: Spec) -> Run:
 
 @pytest.fixture(scope="module")
 def members() -> list[Member]:
-    return plan(parse_recipe(TEXT, "r"), Resources(WorkerConfig()))
+    return plan(parse_recipe(TEXT, "r"), shared_resources())
 
 
 @pytest.fixture
