@@ -203,3 +203,5 @@ def test_limits_and_seeds_are_those_of_all_lines() -> None:
     recipe = cut_seeds(cut_limit(parse_recipe(TEXT, "small"), 128), (7,))
     specs = [member.spec for member in plan(recipe, shared_resources())]
     assert {(spec.limit, spec.seed) for spec in specs} == {(128, 7)}
+    with pytest.raises(ValueError, match="seeds must be whole numbers from 0"):
+        cut_seeds(recipe, (2**63,))

@@ -10,6 +10,7 @@ import json
 import os
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import field, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias, get_args
@@ -426,7 +427,9 @@ def _locate(location: tuple[int | str, ...], document: Any) -> tuple[str, str, A
             break
         elif step != "options":
             names.append(str(step))
-        if isinstance(value, list) or (isinstance(value, Mapping) and step in value):
+        with suppress(
+            KeyError, TypeError
+        ):  # an entry that is missing, or an option, which stands in its table
             value = value[step]
     if len(names) > 1:  # an entry of [params], [grid] or [checkpoints], or of such a table within a line
         names[0] = f"[{names[0]}]"
@@ -543,6 +546,8 @@ def cut_limit(recipe: Recipe, limit: int) -> Recipe:
 
 def cut_seeds(recipe: Recipe, seeds: tuple[int, ...]) -> Recipe:
     """Return the recipe with other seeds, for all of its lines."""
+    if not all(0 <= seed <= _LARGEST for seed in seeds):
+        raise ValueError(f"seeds must be whole numbers from 0 to {_LARGEST}, got {seeds}")
     methods = tuple(replace(part, seeds=None) for part in recipe.methods)
     return replace(recipe, seeds=seeds, oracle=replace(recipe.oracle, seeds=None), methods=methods)
 

@@ -361,7 +361,7 @@ class Trace:
 
     @property
     def wrong(self) -> Mask:
-        """(n,) mask of the mistakes."""
+        """Mask (n,) of the mistakes."""
         mask: Mask = self.predicted != self.labels
         return mask
 
