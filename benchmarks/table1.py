@@ -87,7 +87,7 @@ class Spent:
 def time_run(spec: Spec, resources: Resources) -> tuple[Record, float]:
     """Do a run as a worker does it; returns its seconds too."""
     start = time.perf_counter()
-    record = job.do_run(spec, resources).record
+    record = job.execute(spec, resources).record
     return record, time.perf_counter() - start
 
 

@@ -11,7 +11,7 @@ from tools.imagenet_rehearsal import CLASSES as MANY
 from tools.imagenet_rehearsal import plant
 from typer.testing import CliRunner
 
-from ttvd.bench.job import do_run
+from ttvd.bench.job import execute
 from ttvd.bench.plan import plan
 from ttvd.bench.recipe import parse_recipe
 from ttvd.bench.resources import Resources
@@ -143,7 +143,7 @@ def test_arrays_can_be_measured_by_a_recipe(tmp_path: Path) -> None:
     text += '[[methods]]\nname = "source"'
     resources = Resources(WorkerConfig(tmp_path))
     (member,) = plan(parse_recipe(text, "own"), resources)
-    assert do_run(member.spec, resources).totals["n"] == 64
+    assert execute(member.spec, resources).totals["n"] == 64
     (tmp_path / "images.npy").unlink()
     with pytest.raises(FileNotFoundError, match=r"neither images\.npz"):
         load_set("arrays", tmp_path)

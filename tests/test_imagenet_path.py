@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from typer.testing import CliRunner
 
 import ttvd
-from ttvd.bench.job import do_run
+from ttvd.bench.job import execute
 from ttvd.bench.plan import plan
 from ttvd.bench.recipe import parse_recipe
 from ttvd.bench.resources import Resources
@@ -154,7 +154,7 @@ def test_a_model_of_timm_is_prepared_as_timm_says(
     recipe = 'data.set = "imagenet-c"\ndata.corruptions = ["fog"]\nstream.batch_size = 3\n'
     recipe += 'checkpoints.plain = "mymodels:vit_tiny"\n[[methods]]\nname = ["source", "bn", "tent"]'
     resources = Resources(WorkerConfig(world))
-    runs = [do_run(member.spec, resources) for member in plan(parse_recipe(recipe, "vit"), resources)]
+    runs = [execute(member.spec, resources) for member in plan(parse_recipe(recipe, "vit"), resources)]
     assert (
         runs[0].totals["error"] == runs[1].totals["error"]
     )  # without batch norms there is nothing to exchange

@@ -15,7 +15,7 @@ from ttvd.bench import Record, Row
 from ttvd.bench.engines.events import Event, Job, Prepare, Shared
 from ttvd.bench.engines.worker import Worker, prepare_bench
 from ttvd.bench.grid import make_plans
-from ttvd.bench.job import do_run
+from ttvd.bench.job import execute
 from ttvd.bench.recipe import Recipe, parse_recipe
 from ttvd.bench.resources import Resources
 from ttvd.bench.spec import Domain, Facts, Member, Run, Spec, WorkerConfig
@@ -124,7 +124,7 @@ def plan_small() -> tuple[Recipe, list[Member], Shared]:
 def do_here(specs: Sequence[Spec]) -> dict[str, Run]:
     """The same runs without any engine."""
     resources = Resources(WorkerConfig())
-    return {spec.key: do_run(spec, resources) for spec in specs}
+    return {spec.key: execute(spec, resources) for spec in specs}
 
 
 def strip(run: Run) -> list[tuple[Any, ...]]:

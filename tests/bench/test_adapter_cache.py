@@ -10,7 +10,7 @@ from torch import nn
 import ttvd
 from tests.helpers.bench import digits_resources, list_rows, make_spec
 from ttvd.bench import resources as module
-from ttvd.bench.job import do_run, identify_adapter
+from ttvd.bench.job import execute, identify_adapter
 from ttvd.bench.resources import AdapterCache, CachedAdapter, Resources
 from ttvd.bench.spec import Domain, Spec
 
@@ -49,11 +49,11 @@ def test_a_run_after_others_has_the_rows_of_a_run_alone(resources: Resources, me
     spec = make_small(resources, method)
     if method in SLOW:
         spec = replace(spec, limit=12, batch_size=5)
-    alone = list_rows(do_run(spec, resources))
+    alone = list_rows(execute(spec, resources))
     resources.adapters.clear()
-    do_run(replace(spec, **OTHER | ({"limit": 9} if method in SLOW else {})), resources)
+    execute(replace(spec, **OTHER | ({"limit": 9} if method in SLOW else {})), resources)
     (adapter,) = kept(resources)
-    assert list_rows(do_run(spec, resources)) == alone
+    assert list_rows(execute(spec, resources)) == alone
     assert kept(resources) == [adapter]  # it was the same all the time
 
 
@@ -61,9 +61,9 @@ def test_the_rows_would_tell_if_an_adapter_went_on(
     resources: Resources, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spec = make_small(resources, "tent", "params = { lr = 0.1 }")
-    alone = list_rows(do_run(spec, resources))
+    alone = list_rows(execute(spec, resources))
     monkeypatch.setattr(ttvd.Adapter, "renew", lambda _: None)
-    assert list_rows(do_run(spec, resources)) != alone
+    assert list_rows(execute(spec, resources)) != alone
 
 
 @pytest.mark.parametrize("method", ["tent", "eata", "rdumb", "rotta", "sar"])
@@ -73,17 +73,17 @@ def test_so_has_one_whose_batches_start_again_or_choose(
 ) -> None:
     spec = replace(make_small(resources, method, extra), steps=2)
     assert spec.episodic or spec.selection == "oracle"
-    alone = list_rows(do_run(spec, resources))
-    do_run(replace(spec, **OTHER), resources)
-    assert list_rows(do_run(spec, resources)) == alone
+    alone = list_rows(execute(spec, resources))
+    execute(replace(spec, **OTHER), resources)
+    assert list_rows(execute(spec, resources)) == alone
     assert len(kept(resources)) == 1
 
 
 def test_half_precision_is_shared_too(resources: Resources) -> None:
     spec = replace(make_small(resources, "ttvd"), precision="bfloat16")
-    alone = list_rows(do_run(spec, resources))
-    do_run(replace(spec, **OTHER), resources)
-    assert list_rows(do_run(spec, resources)) == alone
+    alone = list_rows(execute(spec, resources))
+    execute(replace(spec, **OTHER), resources)
+    assert list_rows(execute(spec, resources)) == alone
     assert len(kept(resources)) == 1
 
 

@@ -7,7 +7,7 @@ import pytest
 from tools import check_rows
 
 from tests.helpers.bench import shared_resources
-from ttvd.bench.job import do_run
+from ttvd.bench.job import execute
 from ttvd.bench.plan import plan
 from ttvd.bench.recipe import Recipe, cut_limit, cut_lines, parse_recipe
 from ttvd.bench.store import Store
@@ -26,7 +26,7 @@ def fill(path: Path, recipe: Recipe) -> None:
     with Store(path) as store:
         store.enroll(recipe.name, recipe.text, members)
         for member in members:
-            store.add(do_run(member.spec, shared_resources()))
+            store.add(execute(member.spec, shared_resources()))
 
 
 def check(monkeypatch: pytest.MonkeyPatch, *paths: Path) -> object:

@@ -12,7 +12,7 @@ import torch._dynamo.config
 
 import ttvd
 from tests.helpers.bench import copy_checkpoint, digits_resources, list_rows, make_spec
-from ttvd.bench.job import build_adapter, do_run, make_order
+from ttvd.bench.job import build_adapter, execute, make_order
 from ttvd.bench.resources import Resources
 from ttvd.bench.run import choose_step
 from ttvd.bench.spec import Domain, Spec, WorkerConfig
@@ -32,7 +32,7 @@ def resources() -> Resources:
 
 def test_a_run_equals_a_loop_written_by_hand(resources: Resources) -> None:
     spec = make_spec(resources, "tent", "params = { lr = 0.01 }")
-    done = do_run(spec, resources)
+    done = execute(spec, resources)
     _, _, images, labels = split_digits()
     chosen = np.sort(np.random.default_rng(0).permutation(2000)[:150])
     pictures = corrupt((images[chosen] * 255).round() / 255, "fog", 5, seed=0, index=torch.from_numpy(chosen))
@@ -49,38 +49,38 @@ def test_a_run_equals_a_loop_written_by_hand(resources: Resources) -> None:
 
 def test_a_run_is_repeatable_and_independent_of_what_ran_before(resources: Resources) -> None:
     spec = make_spec(resources, "ttvd")
-    first = do_run(spec, resources)
-    do_run(make_spec(resources, "shot"), resources)
-    assert list_rows(do_run(spec, resources)) == list_rows(first)
-    assert list_rows(do_run(spec, Resources(WorkerConfig()))) == list_rows(first)
+    first = execute(spec, resources)
+    execute(make_spec(resources, "shot"), resources)
+    assert list_rows(execute(spec, resources)) == list_rows(first)
+    assert list_rows(execute(spec, Resources(WorkerConfig()))) == list_rows(first)
 
 
 def test_facts(resources: Resources) -> None:
     spec = make_spec(resources, "ttvd")
-    facts = do_run(spec, resources).facts
+    facts = execute(spec, resources).facts
     assert (facts.forwards, facts.backwards) == (4.0, 4.0)
     assert facts.versions["torch"] == torch.__version__
-    assert facts.order == do_run(make_spec(resources, "bn"), resources).facts.order
-    assert facts.order != do_run(replace(spec, seed=1), resources).facts.order
+    assert facts.order == execute(make_spec(resources, "bn"), resources).facts.order
+    assert facts.order != execute(replace(spec, seed=1), resources).facts.order
     assert facts.seconds > 0
 
 
 def test_progress_counts_batches(resources: Resources) -> None:
     seen: list[tuple[int, int]] = []
-    do_run(make_spec(resources, "bn"), resources, lambda done, total: seen.append((done, total)))
+    execute(make_spec(resources, "bn"), resources, lambda done, total: seen.append((done, total)))
     assert seen == [(1, 3), (2, 3), (3, 3)]
 
 
 def test_views_are_aggregated_around_a_method(resources: Resources) -> None:
     spec = make_spec(resources, "bn", 'checkpoint = "digits-sla"\nviews = 4')
     one = make_spec(resources, "bn", 'checkpoint = "digits-sla"')
-    assert do_run(spec, resources).totals["error"] < do_run(one, resources).totals["error"]
-    assert do_run(spec, resources).facts.forwards == 4.0
+    assert execute(spec, resources).totals["error"] < execute(one, resources).totals["error"]
+    assert execute(spec, resources).facts.forwards == 4.0
 
 
 def test_episodic_runs_start_again_at_each_batch(resources: Resources) -> None:
     spec = make_spec(resources, "tent", "params = { lr = 0.1 }\nepisodic = true")
-    run = do_run(spec, resources)
+    run = execute(spec, resources)
     alone = build_adapter(replace(spec, episodic=False), resources)
     order = make_order(spec, resources)
     rows = torch.from_numpy(order[64:128, 1])
@@ -92,12 +92,12 @@ def test_episodic_runs_start_again_at_each_batch(resources: Resources) -> None:
 def test_continual_rows_name_their_domain_and_state_is_carried_over(resources: Resources) -> None:
     spec = make_spec(resources, "tent", "params = { lr = 0.1 }")
     both = replace(spec, domains=(Domain("fog"), Domain("snow")), batch_size=50)
-    run = do_run(both, resources)
+    run = execute(both, resources)
     assert [row.domain for row in run.record.rows] == [0, 0, 0, 1, 1, 1]
     assert run.totals["n"] == 300
-    alone = do_run(replace(spec, batch_size=50), resources)
+    alone = execute(replace(spec, batch_size=50), resources)
     assert list_rows(alone) == list_rows(run)[:3]
-    fresh = do_run(replace(spec, domains=(Domain("snow"),), batch_size=50), resources)
+    fresh = execute(replace(spec, domains=(Domain("snow"),), batch_size=50), resources)
     assert [row.metrics for row in fresh.record.rows] != [row.metrics for row in run.record.rows[3:]]
 
 
@@ -105,9 +105,9 @@ def test_no_batch_of_a_continual_stream_has_images_of_two_domains(resources: Res
     spec = replace(
         make_spec(resources, "source"), domains=(Domain("fog"), Domain("snow"), Domain()), limit=20
     )
-    run = do_run(spec, resources)
+    run = execute(spec, resources)
     assert [(row.metrics["n"], row.domain) for row in run.record.rows] == [(20, 0), (20, 1), (20, 2)]
-    each = [do_run(replace(spec, domains=(domain,)), resources).record.rows[0] for domain in spec.domains]
+    each = [execute(replace(spec, domains=(domain,)), resources).record.rows[0] for domain in spec.domains]
     assert [row.metrics["correct"] for row in run.record.rows] == [row.metrics["correct"] for row in each]
 
 
@@ -116,12 +116,12 @@ def test_mixed_domains_show_every_image_once_in_each(resources: Resources) -> No
     order = make_order(spec, resources)
     assert sorted(map(tuple, order.tolist())) == [(d, i) for d in range(2) for i in range(150)]
     assert len(set(order[:64, 0].tolist())) == 2
-    run = do_run(spec, resources)
+    run = execute(spec, resources)
     assert {row.domain for row in run.record.rows} == {0}
     # What an image looks like does not depend on its neighbours in the batch.
     source = replace(spec, method="source", parameters={})
-    whole = do_run(source, resources).totals["error"]
-    each = [do_run(replace(source, domains=(d,)), resources).totals["error"] for d in spec.domains]
+    whole = execute(source, resources).totals["error"]
+    each = [execute(replace(source, domains=(d,)), resources).totals["error"] for d in spec.domains]
     assert whole == pytest.approx(sum(each) / 2)
 
 
@@ -130,7 +130,7 @@ def test_clean_images_are_left_as_they_are(resources: Resources) -> None:
     base = load_set("digits")
     index = torch.arange(20)
     assert torch.equal(resources.batch(spec, Domain(), index), base.floats(index))
-    assert do_run(spec, resources).totals["error"] < 0.05
+    assert execute(spec, resources).totals["error"] < 0.05
 
 
 def test_an_image_is_corrupted_alike_whatever_the_limit(resources: Resources) -> None:
@@ -148,13 +148,13 @@ def test_sites_from_a_share_of_the_source_data(resources: Resources) -> None:
     a, b = build_adapter(spec, resources), build_adapter(few, resources)
     x = resources.batch(spec, spec.domains[0], torch.arange(32))
     assert not torch.equal(a(x), b(x))
-    assert do_run(few, resources).totals["error"] < 0.6
+    assert execute(few, resources).totals["error"] < 0.6
 
 
 def test_the_oracle_keeps_the_best_step(resources: Resources) -> None:
     spec = make_spec(resources, "tent", "params = { lr = 0.05 }")
-    last = do_run(replace(spec, parameters={**spec.parameters, "prediction": "after"}), resources)
-    best = do_run(replace(spec, selection="oracle", steps=6), resources)
+    last = execute(replace(spec, parameters={**spec.parameters, "prediction": "after"}), resources)
+    best = execute(replace(spec, selection="oracle", steps=6), resources)
     assert best.record.rows[0].metrics["correct"] >= last.record.rows[0].metrics["correct"]  # type: ignore[operator]
     assert best.facts.backwards == 6.0
 
@@ -163,7 +163,7 @@ def test_an_episodic_oracle_takes_all_its_steps_on_each_batch_and_forgets_them(r
     spec = replace(
         make_spec(resources, "tent", "params = { lr = 0.05 }"), selection="oracle", steps=6, episodic=True
     )
-    run = do_run(spec, resources)
+    run = execute(spec, resources)
     adapter = build_adapter(spec, resources)
     order = make_order(spec, resources)
     labels = resources.labels(spec)
@@ -172,7 +172,7 @@ def test_an_episodic_oracle_takes_all_its_steps_on_each_batch_and_forgets_them(r
         adapter.reset()
         logits = choose_step(adapter, resources.batch(spec, spec.domains[0], index), labels[index], 6)
         assert row.metrics["correct"] == int((logits.argmax(1) == labels[index]).sum())
-    one_step = do_run(replace(spec, steps=1), resources)
+    one_step = execute(replace(spec, steps=1), resources)
     assert run.totals["error"] < one_step.totals["error"]
 
 
@@ -186,15 +186,15 @@ def test_what_methods_need_of_the_source_is_that_of_the_model_as_they_see_it(
         with pytest.raises(ValueError, match="features of one view"):
             make_spec(resources, method, more)
     else:
-        assert do_run(make_spec(resources, method, more), resources).totals["n"] == 150
+        assert execute(make_spec(resources, method, more), resources).totals["n"] == 150
 
 
 def test_other_weights_or_images_than_those_of_the_plan_are_refused(resources: Resources) -> None:
     spec = make_spec(resources, "bn")
     with pytest.raises(ValueError, match="must make the same one each time"):
-        do_run(replace(spec, weights="0" * 16), resources)
+        execute(replace(spec, weights="0" * 16), resources)
     with pytest.raises(ValueError, match="if they were changed meanwhile"):
-        do_run(replace(spec, content="0" * 16), resources)
+        execute(replace(spec, content="0" * 16), resources)
 
 
 def test_other_sites_of_the_same_model_make_other_runs(tmp_path: Path) -> None:
@@ -244,7 +244,7 @@ def test_other_anchors_make_other_runs_of_those_alone_who_use_them(
     after = list_specs(runs)
     assert {run for run in after if before[run].key != after[run].key} == set(using[views])
     with pytest.raises(ValueError, match="all machines need the same files"):
-        do_run(before[using[views][0]], Resources(setting))
+        execute(before[using[views][0]], Resources(setting))
     replace(sites, anchors={5 - views: sites.anchors[5 - views]}).save(home)
     lost = list_specs(run for run in runs if "anchored" not in run)
     others = {run for run in lost if lost[run].key not in (before[run].key, after[run].key)}
@@ -281,7 +281,7 @@ def test_what_methods_need_of_the_source_is_made_once(resources: Resources, meth
     first = resources.source_statistics(found, spec.checkpoint, spec.data, 1.0)
     again = resources.source_statistics(found, spec.checkpoint, spec.data, 1.0)
     assert all(again[name] is value for name, value in first.items())
-    assert do_run(spec, resources).totals["n"] == 150
+    assert execute(spec, resources).totals["n"] == 150
 
 
 @pytest.mark.filterwarnings("ignore")  # of the compiler's own
@@ -307,8 +307,8 @@ def test_a_compiled_run_says_so_and_one_at_which_the_compiler_failed_does_not(
 
     monkeypatch.setattr(torch, "compile", lambda code, **options: whole(code, backend=give_back, **options))
     spec = make_spec(resources, "tent")
-    assert "compiled" not in do_run(spec, resources).facts.versions
-    assert do_run(spec, Resources(WorkerConfig(compiled=True))).facts.versions["compiled"] == "inductor"
+    assert "compiled" not in execute(spec, resources).facts.versions
+    assert execute(spec, Resources(WorkerConfig(compiled=True))).facts.versions["compiled"] == "inductor"
     fails = True
     torch._dynamo.reset()
-    assert "compiled" not in do_run(spec, Resources(WorkerConfig(compiled=True))).facts.versions
+    assert "compiled" not in execute(spec, Resources(WorkerConfig(compiled=True))).facts.versions

@@ -11,7 +11,7 @@ import torch
 import ttvd
 from tests.helpers.picture_trees import CLASSES, plant
 from ttvd.bench.figures import check_figures, make_figure
-from ttvd.bench.job import do_run, make_order
+from ttvd.bench.job import execute, make_order
 from ttvd.bench.plan import plan
 from ttvd.bench.recipe import parse_recipe
 from ttvd.bench.resources import Resources
@@ -41,7 +41,7 @@ def make_spec(resources: Resources, text: str, method: str = "bn") -> Spec:
 def test_released_pictures_against_a_loop_written_by_hand(root: Path) -> None:
     resources = make_resources(root)
     spec = make_spec(resources, C)
-    run, order = do_run(spec, resources), make_order(spec, resources)[:, 1]
+    run, order = execute(spec, resources), make_order(spec, resources)[:, 1]
     folder = ImageFolder(root / "ImageNet-C" / "fog" / "5", resize=None)
     adapter = ttvd.create("bn", ttvd.load("net", root / "models").model)
     for number, row in enumerate(run.record.rows):
@@ -54,7 +54,7 @@ def test_released_pictures_against_a_loop_written_by_hand(root: Path) -> None:
 def test_a_set_that_shows_some_classes_is_scored_among_them(root: Path) -> None:
     resources = make_resources(root)
     spec = make_spec(resources, R)
-    run, order = do_run(spec, resources), make_order(spec, resources)[:, 1]
+    run, order = execute(spec, resources), make_order(spec, resources)[:, 1]
     folder = ImageFolder(root / "imagenet-r")
     adapter, correct = ttvd.create("bn", ttvd.load("net", root / "models").model), 0
     for start in (0, 4):
@@ -63,7 +63,7 @@ def test_a_set_that_shows_some_classes_is_scored_among_them(root: Path) -> None:
         correct += int((logits.argmax(1) == folder.labels[rows]).sum())
     assert folder.classes == (CLASSES[1], CLASSES[3])
     assert run.totals["error"] == (6 - correct) / 6
-    oracle = do_run(replace(spec, selection="oracle", steps=2), resources)
+    oracle = execute(replace(spec, selection="oracle", steps=2), resources)
     assert (
         oracle.totals["error"] == run.totals["error"]
     )  # these steps change nothing, so that all are the best
@@ -85,7 +85,7 @@ def test_domains_of_one_stream_show_the_same_images(root: Path, tmp_path: Path) 
     )
     spec = make_spec(resources, joined)
     assert spec.domains == (Domain("fog"), Domain("snow"))
-    assert do_run(spec, resources).totals["n"] == 16
+    assert execute(spec, resources).totals["n"] == 16
     shutil.copytree(root / "ImageNet-C", tmp_path / "ImageNet-C")
     (tmp_path / "ImageNet-C" / "snow" / "5" / CLASSES[0] / "1.png").unlink()
     with pytest.raises(ValueError, match=r"fog 5 \(8\) and in snow 5 \(7\)"):
@@ -98,7 +98,7 @@ def test_pictures_that_changed_since_the_plan_are_noticed(root: Path, tmp_path: 
     spec = make_spec(Resources(setting), C)
     (tmp_path / "ImageNet-C" / "fog" / "5" / CLASSES[0] / "1.png").unlink()
     with pytest.raises(ValueError, match="if they were changed meanwhile"):
-        do_run(spec, Resources(setting))
+        execute(spec, Resources(setting))
 
 
 def test_a_stack_of_the_user_comes_corrupted(tmp_path: Path) -> None:
@@ -109,7 +109,7 @@ def test_a_stack_of_the_user_comes_corrupted(tmp_path: Path) -> None:
     resources = Resources(WorkerConfig(tmp_path))
     spec = make_spec(resources, C.replace("imagenet-c", "stack").replace('"net"', '"digits-plain"'), "source")
     assert spec.constants == "official"
-    assert do_run(spec, resources).totals["error"] < 0.1  # nothing happens to them any more
+    assert execute(spec, resources).totals["error"] < 0.1  # nothing happens to them any more
 
 
 def test_training_pictures_are_not_looked_for_among_other_sets(root: Path, tmp_path: Path) -> None:
@@ -118,7 +118,7 @@ def test_training_pictures_are_not_looked_for_among_other_sets(root: Path, tmp_p
     with pytest.raises(ValueError, match=r"adanpc needs features.*training pictures"):
         make_spec(resources, C, "adanpc")
     whole = make_resources(root)
-    assert do_run(make_spec(whole, C, "adanpc"), whole).totals["n"] == 8
+    assert execute(make_spec(whole, C, "adanpc"), whole).totals["n"] == 8
 
 
 @pytest.fixture
@@ -134,13 +134,13 @@ ARRAYS = 'data.set = "arrays"\ndata.corruptions = ["none"]\ncheckpoints.plain = 
 
 def test_sets_without_training_images_are_for_methods_that_need_none(own_arrays: Path) -> None:
     resources = Resources(WorkerConfig(own_arrays))
-    assert do_run(make_spec(resources, ARRAYS, "source"), resources).totals["n"] == 64
+    assert execute(make_spec(resources, ARRAYS, "source"), resources).totals["n"] == 64
     with pytest.raises(ValueError, match=r"line 'eata': eata needs fisher, .*arrays has no split"):
         make_spec(resources, ARRAYS, "eata")
     with pytest.raises(ValueError, match=r"civd needs sites, .*save sites beside digits-rotation"):
         make_spec(resources, ARRAYS + 'checkpoints.sites = "digits-rotation"\n', "civd")
     beside = make_spec(resources, ARRAYS + 'checkpoints.sites = "digits-sla"\n', "civd")
-    assert do_run(beside, resources).totals["error"] < 0.1
+    assert execute(beside, resources).totals["error"] < 0.1
 
 
 def test_figures_on_folders_are_refused_by_the_plan_or_can_be_made(root: Path, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from tests.helpers.bench import copy_checkpoint, digits_resources
-from ttvd.bench.job import do_run
+from ttvd.bench.job import execute
 from ttvd.bench.plan import plan
 from ttvd.bench.recipe import parse_recipe
 from ttvd.bench.resources import Resources
@@ -49,7 +49,7 @@ def test_sites_beside_the_checkpoint_are_used(folder: Path, monkeypatch: pytest.
             "sites"
         ].means
     assert torch.equal(means[0.05], means[1.0] + 1.0)
-    answers = [do_run(spec, resources).totals["nll"] for spec in (whole, few)]
+    answers = [execute(spec, resources).totals["nll"] for spec in (whole, few)]
     assert answers[0] != answers[1], "the run itself uses them, and asks for no training images"
 
 
@@ -70,7 +70,7 @@ def test_a_model_with_anchored_norms_has_sites_of_its_own(folder: Path) -> None:
     resources = digits_resources(checkpoints=folder)
     few = plan(parse_recipe(text, "test"), resources)[1].spec
     assert few.sites == 0.05
-    assert do_run(few, resources).totals["error"] < 0.6
+    assert execute(few, resources).totals["error"] < 0.6
 
 
 def test_a_function_is_called_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

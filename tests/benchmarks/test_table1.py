@@ -10,7 +10,7 @@ from benchmarks.table import Table
 from benchmarks import grids, table1
 from tests.helpers.bench import make_resources
 from ttvd.bench.engines import Event, Finished
-from ttvd.bench.job import do_run
+from ttvd.bench.job import execute
 from ttvd.bench.resources import Resources
 from ttvd.bench.spec import Spec, WorkerConfig
 from ttvd.data.sets import ImageSet
@@ -73,7 +73,7 @@ class Inline:
         resources = Resources(setting, shared)
         for spec in specs:
             if spec is not None:
-                yield Finished(spec.key, do_run(spec, resources))
+                yield Finished(spec.key, execute(spec, resources))
 
     def close(self) -> None:
         pass

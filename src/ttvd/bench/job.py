@@ -28,7 +28,7 @@ from ttvd.nn.norms import Statistics
 _AHEAD = 4  # batches that are decoded ahead
 
 
-def do_run(spec: Spec, resources: Resources, progress: Callable[[int, int], None] | None = None) -> Run:
+def execute(spec: Spec, resources: Resources, progress: Callable[[int, int], None] | None = None) -> Run:
     """Do a run.
 
     Args:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from ttvd.bench.engines.events import Advanced, Broken, Event, Finished, Job, Prepare, Shared, Started
-from ttvd.bench.job import do_run
+from ttvd.bench.job import execute
 from ttvd.bench.resources import Resources
 from ttvd.bench.spec import Run, Spec, WorkerConfig
 
@@ -32,7 +32,7 @@ def prepare_bench(setting: WorkerConfig, shared: Shared) -> Job:
 
 
 def _execute(resources: Resources, spec: Spec, progress: Callable[[int, int], None]) -> Run:
-    return do_run(spec, resources, progress)
+    return execute(spec, resources, progress)
 
 
 class Worker:
