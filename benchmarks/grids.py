@@ -14,8 +14,8 @@ from ttvd.bench.engines.local import LocalEngine
 from ttvd.bench.engines.ray import RayEngine
 from ttvd.bench.grid import make_plans, run_plans
 from ttvd.bench.recipe import parse_recipe
+from ttvd.bench.spec import WorkerConfig
 from ttvd.bench.store import Store
-from ttvd.bench.worker_config import WorkerConfig
 
 RECIPE = """
 title = "Efficiency"

@@ -31,13 +31,12 @@ from ttvd.bench import job
 from ttvd.bench.engines import Finished
 from ttvd.bench.engines.local import LocalEngine
 from ttvd.bench.grid import run_plans
-from ttvd.bench.recipe import Recipe, plan, read_recipe
-from ttvd.bench.recipe.parts import MethodPart
+from ttvd.bench.plan import plan
+from ttvd.bench.recipe import MethodPart, Recipe, read_recipe
 from ttvd.bench.resources import Resources
 from ttvd.bench.run import Record
-from ttvd.bench.spec import Domain, Member, Spec
+from ttvd.bench.spec import Domain, Member, Spec, WorkerConfig
 from ttvd.bench.store import Store
-from ttvd.bench.worker_config import WorkerConfig
 from ttvd.data.corruptions import CORRUPTIONS
 from ttvd.methods import find_method
 
@@ -126,7 +125,7 @@ def _cut_data(recipe: Recipe, args: argparse.Namespace) -> Recipe:
 
 
 def _plan_on_cpu(resources: Resources) -> Resources:
-    return Resources(replace(resources.setting, device="cpu"), resources.shared())
+    return Resources(replace(resources.config, device="cpu"), resources.shared())
 
 
 def _has(folder: Path, name: str) -> bool:
@@ -140,7 +139,7 @@ def measure_table(args: argparse.Namespace, table: Table, resources: Resources) 
     spent: dict[str, Spent] = {}
     start = time.perf_counter()
     if args.jobs:
-        _run_by_workers(recipe, members, resources.setting, args.jobs, spent, args.store)
+        _run_by_workers(recipe, members, resources.config, args.jobs, spent, args.store)
     else:
         for member in members:
             spent.setdefault(member.label, Spent()).add(*time_run(member.spec, resources))
@@ -187,7 +186,7 @@ def measure_run(args: argparse.Namespace, resources: Resources) -> Iterator[Row]
     recipe = replace(recipe, methods=(MethodPart(("ttvd",)),))
     specs = [member.spec for member in plan(recipe, _plan_on_cpu(resources))]
     apart, making, compiling = Spent(), _make_images(specs[0], resources), ""
-    if resources.setting.compiled:
+    if resources.config.compiled:
         # Twice: a shape is compiled when it comes again, and the last batch is a short one.
         spent = sum(time_run(specs[0], resources)[1] for _ in range(2))
         compiling = f", {spent:.0f} s to compile before"

@@ -16,9 +16,8 @@ from tests.helpers.engines import SMALL, PlainEngine, do_here, strip
 from ttvd.bench.engines import Event, Shared, Started
 from ttvd.bench.job import execute
 from ttvd.bench.resources import Resources
-from ttvd.bench.spec import Run, Spec
+from ttvd.bench.spec import Run, Spec, WorkerConfig
 from ttvd.bench.store import Store
-from ttvd.bench.worker_config import WorkerConfig
 from ttvd.cli.main import app
 
 RUNNER = typer.testing.CliRunner()
@@ -102,7 +101,7 @@ def test_figures_are_made_once_and_a_bad_one_is_refused_before_any_work(
     with Store(store, readonly=True) as opened:
         (figure,) = opened.figures("small")
     assert figure.description["kind"] == "samples"
-    monkeypatch.setattr("ttvd.bench.figures.kinds.make_figure", lambda *_: 1 / 0)
+    monkeypatch.setattr("ttvd.bench.figures.make_figure", lambda *_: 1 / 0)
     assert run_bench(recipe, "--store", store).exit_code == 0  # it is there, and not made again
     recipe.write_text(recipe.read_text().replace("limit = 64", "limit = 65"))
     changed = run_bench(recipe, "--store", store)

@@ -13,9 +13,10 @@ import torch
 from tools import finetune_cifar as tool
 from torch import nn
 
-from ttvd.bench.recipe import parse_recipe, plan
+from ttvd.bench.plan import plan
+from ttvd.bench.recipe import parse_recipe
 from ttvd.bench.resources import Resources
-from ttvd.bench.worker_config import WorkerConfig
+from ttvd.bench.spec import WorkerConfig
 from ttvd.data.sets import load_set
 from ttvd.data.sets.official import LAYOUTS
 from ttvd.methods import create

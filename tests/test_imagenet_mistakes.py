@@ -12,9 +12,10 @@ from tools.imagenet_rehearsal import plant
 from typer.testing import CliRunner
 
 from ttvd.bench.job import execute
-from ttvd.bench.recipe import parse_recipe, plan
+from ttvd.bench.plan import plan
+from ttvd.bench.recipe import parse_recipe
 from ttvd.bench.resources import Resources
-from ttvd.bench.worker_config import WorkerConfig
+from ttvd.bench.spec import WorkerConfig
 from ttvd.cli.main import app
 from ttvd.data.digits import split_digits
 from ttvd.data.sets import ClassMap, ImageFolder, find_classes, load_set, read_image

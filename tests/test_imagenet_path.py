@@ -25,10 +25,11 @@ from typer.testing import CliRunner
 
 import ttvd
 from ttvd.bench.job import execute
-from ttvd.bench.recipe import parse_recipe, plan
+from ttvd.bench.plan import plan
+from ttvd.bench.recipe import parse_recipe
 from ttvd.bench.resources import Resources
+from ttvd.bench.spec import WorkerConfig
 from ttvd.bench.store import Store
-from ttvd.bench.worker_config import WorkerConfig
 from ttvd.cli.main import app
 from ttvd.data.sets import ImageFolder, Preparation, load_set, read_image
 from ttvd.nn.resnet_imagenet import resnet18

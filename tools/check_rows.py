@@ -3,11 +3,10 @@
     ttvd bench recipes/table1-cifar10.toml --data DIR --limit 1000 --seeds 0 --only ttvd --only bn --store out/row.db
     python tools/check_rows.py out/row.db results/rows/table1-cifar10.csv
 
-A run of the trial is compared with the beginning of the shipped run of the same line, corruption and seed, as long as
-the trial's: adapters learn along a stream, so that a short one has more errors. The images are others (a random choice
-of all of them), so the two errors differ by chance. The images of a line's corruptions are the same ones, so chance is
-not averaged out over them: the bound is that of a single corruption, 2.6 standard deviations. It fails if a line
-differs by more.
+Each run of the trial is compared with the beginning of the shipped run of the same line, corruption and seed, over as
+many images: adapters learn along a stream, so a short stream has more errors. The trial uses a random choice of the
+images, so the two errors differ by chance. All corruptions of a line use the same images, so their mean differs as much
+as a single one: the bound is 2.6 standard deviations of one corruption. The exit code is 1 if a line differs by more.
 """
 
 import argparse
@@ -28,7 +27,7 @@ SURE = 2.6
 
 
 class Pair(NamedTuple):
-    """Errors of a run of the trial and of the shipped one over as many images, and how far chance takes them apart."""
+    """Errors of a run of the trial and of the shipped run, and the standard deviation of their difference."""
 
     trial: float
     shipped: float
@@ -36,7 +35,7 @@ class Pair(NamedTuple):
 
 
 def compare(trial: Run, shipped: Run) -> Pair:
-    """The trial against the beginning of the shipped run."""
+    """Compare a run of the trial with the beginning of the shipped run."""
     wanted, sizes, wrong = trial.totals["n"], shipped.record.sizes(), shipped.record.wrong()
     batches = int((sizes.cumsum(0) < wanted).sum()) + 1
     count = float(sizes[:batches].sum())
@@ -47,7 +46,7 @@ def compare(trial: Run, shipped: Run) -> Pair:
 
 
 def find_pairs(trial: Reader, shipped: Reader) -> dict[str, list[Pair]]:
-    """Pairs by line; the recipe is the one that both have."""
+    """Return the pairs of each line, for the recipes that both have."""
     names = set(trial.recipes()) & set(shipped.recipes())
     if not names:
         raise ValueError("the trial and the rows have no recipe in common: give those of one recipe")
@@ -70,7 +69,7 @@ def _load(source: Reader, recipe: str) -> Mapping[str, Run]:
 
 
 def _identify(run: Run) -> str:
-    """What two runs have in common that differ in the number of images alone."""
+    """Return a key that is the same for runs that differ in the number of images alone."""
     return replace(run.spec, limit=None).key
 
 

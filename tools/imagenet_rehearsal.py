@@ -25,9 +25,10 @@ from PIL import Image
 from torch import nn
 
 from ttvd.bench.job import build_adapter, identify_adapter, make_order
-from ttvd.bench.recipe import parse_recipe, plan
+from ttvd.bench.plan import plan
+from ttvd.bench.recipe import parse_recipe
 from ttvd.bench.resources import Resources
-from ttvd.bench.worker_config import WorkerConfig
+from ttvd.bench.spec import WorkerConfig
 from ttvd.data.corruptions import CORRUPTIONS, corrupt
 from ttvd.data.sets import ImageFolder, load_set
 from ttvd.nn.split import split

@@ -7,8 +7,7 @@ import pytest
 from tests.helpers.engines import do_fake, make_run, make_spec
 from ttvd.bench.engines import Engine, Event, Failed, Finished, Idle, Message, Shared, Started, WorkerLost
 from ttvd.bench.engines.worker import Worker
-from ttvd.bench.spec import Spec
-from ttvd.bench.worker_config import WorkerConfig
+from ttvd.bench.spec import Spec, WorkerConfig
 
 SPECS = [make_spec(seed) for seed in range(4)]
 

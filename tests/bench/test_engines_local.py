@@ -16,8 +16,7 @@ from tests.helpers.engines import do_fake, do_here, do_slowly, make_run, make_sp
 from ttvd.bench.engines import Advanced, Event, Failed, Finished, Message, Started, local
 from ttvd.bench.engines.local import LocalEngine
 from ttvd.bench.resources import Resources
-from ttvd.bench.spec import Run, Spec
-from ttvd.bench.worker_config import WorkerConfig
+from ttvd.bench.spec import Run, Spec, WorkerConfig
 from ttvd.data.sets import ImageSet
 
 E = TypeVar("E")

@@ -12,7 +12,7 @@ from tests.helpers.engines import do_here, do_slowly, plan_small, strip
 from ttvd import __version__
 from ttvd.bench.engines import Advanced, Event, Failed, Finished, Message, Started
 from ttvd.bench.engines.ray import RayEngine
-from ttvd.bench.worker_config import WorkerConfig
+from ttvd.bench.spec import WorkerConfig
 
 ROOT = Path(__file__).parents[2]
 

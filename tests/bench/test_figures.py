@@ -4,6 +4,7 @@ import copy
 import math
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,16 +12,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.bench.colours import NAMES, make_pictures, make_recipe, make_resources
-from ttvd.bench.figures import make_figure
-from ttvd.bench.figures.plane import PlaneOptions
+from tests.helpers.bench import NAMES, make_pictures, make_recipe, make_resources
+from ttvd.bench.figures import check_figures, make_figure, make_figures
+from ttvd.bench.figures.feature_plane import PlaneData, PlaneOptions
 from ttvd.bench.figures.samples import SampleOptions
-from ttvd.bench.figures.scene import Scene, set_scene
+from ttvd.bench.figures.scene import Scene, Trace, make_scene, pack, unpack
 from ttvd.bench.figures.slices import choose_classes
-from ttvd.bench.figures.values import PlaneData, Trace, pack, unpack
 from ttvd.bench.recipe import Recipe, parse_recipe
 from ttvd.bench.resources import Resources
-from ttvd.bench.worker_config import WorkerConfig
+from ttvd.bench.spec import WorkerConfig
+from ttvd.bench.store import Store
 from ttvd.data.corruptions import corrupt
 from ttvd.nn.split import split
 from ttvd.nn.views import rotate
@@ -39,7 +40,7 @@ def resources(tmp_path_factory: pytest.TempPathFactory) -> Resources:
 @pytest.fixture(scope="module")
 def scene(resources: Resources) -> Scene:
     recipe = make_recipe(SAMPLES)
-    return set_scene(SampleOptions().complete(recipe), recipe, resources, seed=0)
+    return make_scene(SampleOptions().complete(recipe), recipe, resources, seed=0)
 
 
 def make(
@@ -66,7 +67,7 @@ def measure(z: Tensor, site: Tensor) -> float:
 def test_the_stream_holds_the_corrupted_images_of_the_set(resources: Resources) -> None:
     recipe = make_recipe(SAMPLES)
     options = SampleOptions(limit=100, severity=3).complete(recipe)
-    stream = set_scene(options, recipe, resources, seed=4).stream
+    stream = make_scene(options, recipe, resources, seed=4).stream
     images, labels = (torch.cat(parts) for parts in zip(*stream, strict=True))
     pictures = make_pictures(320, 5)
     noisy = corrupt(pictures.floats(), "gaussian_noise", 3)
@@ -87,7 +88,7 @@ def _find(all_images: Tensor, some: Tensor) -> list[int]:
 
 def test_a_stream_is_enriched_without_repeating_an_image(resources: Resources) -> None:
     recipe = make_recipe(SAMPLES)
-    stream = set_scene(SampleOptions(limit=10).complete(recipe), recipe, resources, seed=0).stream
+    stream = make_scene(SampleOptions(limit=10).complete(recipe), recipe, resources, seed=0).stream
     more = stream.enrich([0, 3], 12)
     counts = more.labels[more.rows].bincount(minlength=5)
     assert counts[0] == counts[3] == 12
@@ -245,7 +246,7 @@ def test_the_plane_shows_what_the_methods_saw(
     assert facts["strength"] == {"scale": 0.26}
     recipe = parse_recipe('data = {set = "digits", constants = "imagenet"}\n[[methods]]\nname = "bn"', "x")
     options = PlaneOptions("digits-plane", "gaussian_noise", 4, 192).complete(recipe)
-    scene = set_scene(options, recipe, digits, seed=0)
+    scene = make_scene(options, recipe, digits, seed=0)
     for name, statistics, views in (("source", "source", 1), ("SLA + bn", "batch", 4)):
         trace, start = data.traces[name], 0
         for _, z, y in look(scene, statistics):
@@ -281,9 +282,108 @@ def test_values_survive_their_journey_as_bytes(plane: tuple[dict[str, Any], Plan
 
 
 def test_sets_that_come_corrupted_have_no_clean_images(resources: Resources) -> None:
-    own = Resources(resources.setting, {"cifar10-c/gaussian_noise/5": make_pictures(128, 5)})
+    own = Resources(resources.config, {"cifar10-c/gaussian_noise/5": make_pictures(128, 5)})
     recipe: Recipe = replace(make_recipe(SLICES), data=replace(make_recipe(SLICES).data, set="cifar10-c"))
     facts, payload = make_figure(recipe.figures[0], recipe, own, 0)
     assert set(unpack(payload)["states"]) == {"source", "bn", "ttvd"}
     assert facts["constants"] == "official"
     assert facts["classes"] == list(NAMES)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('kind = "slice"', "kind of figure 'slice'; did you mean 'slices'. Known: samples, slices, plane"),
+        (
+            'kind = "samples"\ncuont = 3',
+            "'cuont'; did you mean 'count'. Known: checkpoint, corruption, .*count",
+        ),
+        ('kind = "samples"\nclasses = [1, 2, 3]', "option of samples 'classes'"),
+        ('kind = "samples"\ncount = 0', "count must be a whole number of at least 1, got 0"),
+        ('kind = "slices"\nlimit = 2.5', "limit must be a whole number"),
+        ('kind = "slices"\ncorruption = "fogg"', "did you mean 'fog'"),
+        ('kind = "slices"\nseverity = 6', "severity must be an integer from 1 to 5"),
+        ('kind = "slices"\nclasses = ["cat", "dog"]', "three different names or numbers"),
+        ('kind = "slices"\nclasses = ["cat", "dog", "cat"]', "three different names or numbers"),
+        ('kind = "plane"\nlr = -1', "lr must be a positive number, got -1"),
+    ],
+)
+def test_bad_options_are_refused_before_anything_starts(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=f"recipe colours, figure 01-.*{message}"):
+        check_figures(make_recipe("[[figures]]\n" + text))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('kind = "slices"\nclasses = ["cat", "dgo", "frog"]', "class 'dgo'; did you mean 'dog'"),
+        ('kind = "slices"\nclasses = [0, 1, 9]', "unknown class '9'"),
+        ('kind = "plane"', "needs a model with 2 features, this one has 6"),
+        ('kind = "samples"\ncheckpoint = "tny"', "did you mean 'tiny'"),
+    ],
+)
+def test_models_that_lack_something_are_refused(text: str, message: str, resources: Resources) -> None:
+    recipe = make_recipe("[[figures]]\n" + text)
+    check_figures(recipe)
+    with pytest.raises(ValueError, match=message):
+        check_figures(recipe, resources)
+
+
+def test_a_model_without_rotations_is_refused_and_so_is_a_missing_one() -> None:
+    text = 'data.set = "digits"\n[[methods]]\nname = "bn"\n[[figures]]\nkind = "samples"\n'
+    with pytest.raises(ValueError, match="give it a checkpoint"):
+        check_figures(parse_recipe(text, "none"))
+    with pytest.raises(ValueError, match="label-augmented"):
+        check_figures(parse_recipe(text + 'checkpoint = "digits-plain"', "plain"), Resources(WorkerConfig()))
+
+
+def test_the_recipes_of_the_repository_have_figures_that_can_be_made() -> None:
+    for path in sorted(Path(__file__).parents[2].glob("recipes/*.toml")):
+        check_figures(parse_recipe(path.read_text(), path.stem))
+
+
+def test_figures_are_stored_once_and_made_again_when_something_changed(
+    resources: Resources, tmp_path: Path
+) -> None:
+    recipe, told = make_recipe(SAMPLES + SLICES), list[str]()
+    with Store(tmp_path / "runs.db") as store:
+        assert make_figures(recipe, resources, store, told.append).made == ("01-samples", "02-slices")
+        first = store.figures("colours")
+        assert [figure.description["kind"] for figure in first] == ["samples", "slices"]
+        assert first[0].payload == make_figure(recipe.figures[0], recipe, resources, 0)[1]
+        again = make_figures(recipe, resources, store, told.append)
+        assert (again.made, again.kept, told) == (
+            (),
+            ("01-samples", "02-slices"),
+            ["01-samples", "02-slices"],
+        )
+        changed = make_recipe(SAMPLES + SLICES + "lr = 0.1\n")
+        assert make_figures(changed, resources, store).made == ("02-slices",)
+        assert store.figures("colours")[1].description["lr"] == 0.1
+        assert make_figures(make_recipe(SAMPLES, "seeds = [3]\n"), resources, store).made == ("01-samples",)
+        other = make_resources(tmp_path, count=160)
+        assert make_figures(make_recipe(SAMPLES, "seeds = [3]\n"), other, store).made == ("01-samples",)
+
+
+def test_a_figure_that_fails_does_not_stop_the_others(resources: Resources, tmp_path: Path) -> None:
+    recipe = make_recipe('[[figures]]\nkind = "plane"\n' + SAMPLES)
+    with Store(tmp_path / "runs.db") as store:
+        outcome = make_figures(recipe, resources, store)
+        assert outcome.made == ("02-samples",)
+        assert "needs a model with 2 features" in outcome.failed["01-plane"]
+        assert [figure.name for figure in store.figures("colours")] == ["02-samples"]
+
+
+def test_methods_of_a_figure_can_be_replaced(resources: Resources) -> None:
+    usual = make(SLICES, resources)
+    facts, arrays = make(SLICES + 'methods = { ttvd = "civd" }\n', resources)
+    assert facts["key"] != usual[0]["key"]
+    assert facts["lr"] == 0.001  # that of the other method
+    assert np.array_equal(arrays["states"]["bn"]["points"], usual[1]["states"]["bn"]["points"])
+    assert not np.array_equal(arrays["states"]["ttvd"]["points"], usual[1]["states"]["ttvd"]["points"])
+    for wrong, words in (
+        ('{ tvd = "civd" }', "did you mean 'ttvd'"),
+        ('{ ttvd = "cvid" }', "did you mean civd"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            check_figures(make_recipe(SLICES + f"methods = {wrong}\n"))

@@ -18,9 +18,8 @@ from ttvd.bench.engines.local import LocalEngine
 from ttvd.bench.grid import Interrupted, Outcome, run_grid, run_plans
 from ttvd.bench.job import execute as do_run
 from ttvd.bench.recipe import parse_recipe
-from ttvd.bench.spec import Member, Spec
+from ttvd.bench.spec import Member, Spec, WorkerConfig
 from ttvd.bench.store import Owner, Store
-from ttvd.bench.worker_config import WorkerConfig
 
 RECIPE = parse_recipe('data.set = "digits"\nmethods = [{name = "tent"}]', "fakes")
 

@@ -2,48 +2,32 @@
 
 from collections.abc import Iterable
 from dataclasses import replace
-from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import torch._dynamo.config
 
 import ttvd
+from tests.helpers.bench import copy_checkpoint, digits_resources, list_rows, make_spec
 from ttvd.bench.job import build_adapter, execute, make_order
-from ttvd.bench.recipe import parse_recipe, plan
 from ttvd.bench.resources import Resources
 from ttvd.bench.run import choose_step
-from ttvd.bench.spec import Domain, Run, Spec
-from ttvd.bench.worker_config import WorkerConfig
+from ttvd.bench.spec import Domain, Spec, WorkerConfig
 from ttvd.data.corruptions import corrupt
 from ttvd.data.digits import split_digits
 from ttvd.data.sets import load_set
+from ttvd.engine.acceleration import Precision
 from ttvd.methods import find_method
 from ttvd.zoo.catalog import sites_path
 from ttvd.zoo.sites import Sites
 
-TEXT = """
-data.set = "digits"
-data.corruptions = ["fog"]
-data.limit = 150
-checkpoints.plain = "digits-plain"
-checkpoints.sites = "digits-sla"
-"""
-
 
 @pytest.fixture(scope="module")
 def resources() -> Resources:
-    return Resources(WorkerConfig())
-
-
-def make_spec(resources: Resources, method: str, extra: str = "") -> Spec:
-    return plan(parse_recipe(f'{TEXT}\n[[methods]]\nname = "{method}"\n{extra}', "test"), resources)[0].spec
-
-
-def plain(run: Run) -> list[object]:
-    """The rows without their times."""
-    return [(row.metrics, row.kept, row.domain) for row in run.record.rows]
+    return digits_resources()
 
 
 def test_a_run_equals_a_loop_written_by_hand(resources: Resources) -> None:
@@ -67,8 +51,8 @@ def test_a_run_is_repeatable_and_independent_of_what_ran_before(resources: Resou
     spec = make_spec(resources, "ttvd")
     first = execute(spec, resources)
     execute(make_spec(resources, "shot"), resources)
-    assert plain(execute(spec, resources)) == plain(first)
-    assert plain(execute(spec, Resources(WorkerConfig()))) == plain(first)
+    assert list_rows(execute(spec, resources)) == list_rows(first)
+    assert list_rows(execute(spec, Resources(WorkerConfig()))) == list_rows(first)
 
 
 def test_facts(resources: Resources) -> None:
@@ -112,7 +96,7 @@ def test_continual_rows_name_their_domain_and_state_is_carried_over(resources: R
     assert [row.domain for row in run.record.rows] == [0, 0, 0, 1, 1, 1]
     assert run.totals["n"] == 300
     alone = execute(replace(spec, batch_size=50), resources)
-    assert plain(alone) == plain(run)[:3]
+    assert list_rows(alone) == list_rows(run)[:3]
     fresh = execute(replace(spec, domains=(Domain("snow"),), batch_size=50), resources)
     assert [row.metrics for row in fresh.record.rows] != [row.metrics for row in run.record.rows[3:]]
 
@@ -215,8 +199,7 @@ def test_other_weights_or_images_than_those_of_the_plan_are_refused(resources: R
 
 def test_other_sites_of_the_same_model_make_other_runs(tmp_path: Path) -> None:
     home = sites_path("", "digits-sla").name
-    for file in (Path(str(files("ttvd.zoo"))) / "checkpoints").glob("digits-sla*"):
-        (tmp_path / file.name).write_bytes(file.read_bytes())
+    copy_checkpoint("digits-sla", tmp_path)
     setting = WorkerConfig(checkpoints=tmp_path)
     before = {
         name: make_spec(Resources(setting), name, 'checkpoint = "digits-sla"') for name in ("ttvd", "bn")
@@ -234,8 +217,7 @@ def test_other_anchors_make_other_runs_of_those_alone_who_use_them(
     tmp_path: Path, change: str, views: int
 ) -> None:
     home, setting = tmp_path / sites_path("", "digits-sla").name, WorkerConfig(checkpoints=tmp_path)
-    for file in (Path(str(files("ttvd.zoo"))) / "checkpoints").glob("digits-sla*"):
-        (tmp_path / file.name).write_bytes(file.read_bytes())
+    copy_checkpoint("digits-sla", tmp_path)
     bare = ["vd", "civd", "pd", "cipd", "ttvd-paper", "ttvd-reference", "bn", "ttvd statistics=batch"]
     bare += ["ttvd statistics=track:64:2048:renorm", "ttvd-paper statistics=count:16"]
     bare += ["ttvd structure=vd statistics=track:16:512:renorm"]
@@ -251,7 +233,7 @@ def test_other_anchors_make_other_runs_of_those_alone_who_use_them(
             name, *options = run.split()
             name, anchored, end = name.partition("+")
             chosen = ", ".join('{} = "{}"'.format(*option.split("=")) for option in options)
-            more = f'checkpoint = "digits-sla{anchored}{end}"\nset = {{ {chosen} }}'
+            more = f'checkpoint = "digits-sla{anchored}{end}"\nparams = {{ {chosen} }}'
             specs[run] = make_spec(resources, name, more)
         return specs
 
@@ -271,8 +253,7 @@ def test_other_anchors_make_other_runs_of_those_alone_who_use_them(
 
 def test_another_loss_of_rotations_makes_other_runs_of_steps_by_need_alone(tmp_path: Path) -> None:
     home, setting = tmp_path / sites_path("", "digits-sla").name, WorkerConfig(checkpoints=tmp_path)
-    for file in (Path(str(files("ttvd.zoo"))) / "checkpoints").glob("digits-sla*"):
-        (tmp_path / file.name).write_bytes(file.read_bytes())
+    copy_checkpoint("digits-sla", tmp_path)
     runs = [(name, "") for name in ("ttvd", "bn", "ttvd-paper", "ttvd-reference", "vd", "civd", "pd", "cipd")]
     runs += [
         ("ttvd", "adaptive_step = false"),
@@ -281,7 +262,7 @@ def test_another_loss_of_rotations_makes_other_runs_of_steps_by_need_alone(tmp_p
     ]
 
     def list_keys() -> list[str]:
-        resources, more = Resources(setting), 'checkpoint = "digits-sla"\nset = {{ {} }}'
+        resources, more = Resources(setting), 'checkpoint = "digits-sla"\nparams = {{ {} }}'
         return [make_spec(resources, name, more.format(chosen)).key for name, chosen in runs]
 
     sites, keys = Sites.load(home), []
@@ -297,7 +278,37 @@ def test_another_loss_of_rotations_makes_other_runs_of_steps_by_need_alone(tmp_p
 def test_what_methods_need_of_the_source_is_made_once(resources: Resources, method: str) -> None:
     spec = make_spec(resources, method)
     found = ttvd.list_methods()[method]
-    first = resources.requirements(found, spec.checkpoint, spec.data, 1.0)
-    again = resources.requirements(found, spec.checkpoint, spec.data, 1.0)
+    first = resources.source_statistics(found, spec.checkpoint, spec.data, 1.0)
+    again = resources.source_statistics(found, spec.checkpoint, spec.data, 1.0)
     assert all(again[name] is value for name, value in first.items())
     assert execute(spec, resources).totals["n"] == 150
+
+
+@pytest.mark.filterwarnings("ignore")  # of the compiler's own
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_runs_are_compiled_where_that_is_asked_for(precision: Precision, resources: Resources) -> None:
+    spec = replace(make_spec(resources, "ttvd"), precision=precision)
+    for compiled in (False, True):
+        adapter = build_adapter(spec, Resources(WorkerConfig(compiled=compiled)))
+        assert adapter.compiled == compiled
+    assert torch._dynamo.config.recompile_limit >= 100, "a table has more settings than the eight of torch"
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor", "ignore:Tent runs as it is written")
+def test_a_compiled_run_says_so_and_one_at_which_the_compiler_failed_does_not(
+    resources: Resources, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, fails = torch.compile, False
+
+    def give_back(module: Any, _: Any) -> Any:  # compiling takes long
+        if fails:
+            raise RuntimeError("PassManager::run failed")
+        return module.forward
+
+    monkeypatch.setattr(torch, "compile", lambda code, **options: whole(code, backend=give_back, **options))
+    spec = make_spec(resources, "tent")
+    assert "compiled" not in execute(spec, resources).facts.versions
+    assert execute(spec, Resources(WorkerConfig(compiled=True))).facts.versions["compiled"] == "inductor"
+    fails = True
+    torch._dynamo.reset()
+    assert "compiled" not in execute(spec, Resources(WorkerConfig(compiled=True))).facts.versions

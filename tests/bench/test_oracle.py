@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import ttvd
-from ttvd.bench.run import choose_step, run
+from ttvd.bench.run import choose_step, run_stream
 from ttvd.testing import make_world
 
 
@@ -46,7 +46,7 @@ def test_the_best_of_the_steps_is_kept_and_its_state_continues() -> None:
 
 def test_the_oracle_scores_what_it_chose() -> None:
     batches = [make_batch(seed) for seed in range(4)]
-    best = run(ttvd.create("tent", make_net(), lr=0.02), batches, oracle=5)
+    best = run_stream(ttvd.create("tent", make_net(), lr=0.02), batches, oracle=5)
     adapter = ttvd.create("tent", make_net(), lr=0.02)
     wrong = [int((choose_step(adapter, x, y, 5).argmax(1) != y).sum()) for x, y in batches]
     assert best.wrong().tolist() == wrong

@@ -3,7 +3,7 @@ import torch
 from torch import Tensor, nn
 
 import ttvd
-from ttvd.bench import Record, Row, paired_difference, run
+from ttvd.bench import Record, Row, paired_difference, run_stream
 from ttvd.metrics import RunningMetrics
 
 
@@ -33,7 +33,7 @@ def make_record(wrong: list[int], size: int = 10) -> Record:
 
 def test_rows_add_up_to_the_whole_stream() -> None:
     stream = make_stream()
-    record = run(ttvd.create("source", make_net()), stream)
+    record = run_stream(ttvd.create("source", make_net()), stream)
     whole = RunningMetrics()
     logits = make_net().eval()(torch.cat([x for x, _ in stream]))
     whole.update(torch.cat([y for _, y in stream]), logits=logits)
@@ -55,12 +55,12 @@ def test_labels_cannot_reach_the_adapter() -> None:
     spy.register_buffer("kept", torch.ones(()))
     stream = make_stream()
     other = [(x, (y + 1) % 3) for x, y in stream]
-    assert len(run(spy, stream).rows) == 5  # type: ignore[arg-type]
+    assert len(run_stream(spy, stream).rows) == 5  # type: ignore[arg-type]
     tent = ttvd.create("tent", make_net(), lr=0.1)
-    run(tent, stream)
+    run_stream(tent, stream)
     first = tent.snapshot()
     tent.reset()
-    run(tent, other)
+    run_stream(tent, other)
     assert all(torch.equal(first[name], value) for name, value in tent.snapshot().items())
 
 
@@ -73,13 +73,13 @@ def test_curve_kept_and_time() -> None:
 
 def test_progress_is_told_of_every_batch() -> None:
     seen: list[Row] = []
-    record = run(ttvd.create("bn", make_net()), make_stream(), progress=seen.append)
+    record = run_stream(ttvd.create("bn", make_net()), make_stream(), progress=seen.append)
     assert tuple(seen) == record.rows
 
 
 def test_an_empty_stream_is_refused() -> None:
     with pytest.raises(ValueError, match="empty"):
-        run(ttvd.create("bn", make_net()), [])
+        run_stream(ttvd.create("bn", make_net()), [])
 
 
 def test_paired_difference_sees_a_constant_gap_through_the_noise() -> None:

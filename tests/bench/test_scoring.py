@@ -1,12 +1,12 @@
-"""Scores of answers in chunks, as an accelerator has them made; here on a CPU."""
+"""ScoreQueue of answers in chunks, as an accelerator has them made; here on a CPU."""
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import ttvd
-from ttvd.bench import Row, run
-from ttvd.bench.scoring import CHUNK, Answer, Chunk, Clock, Score, Scores
+from ttvd.bench import Row, run_stream
+from ttvd.bench.run import CHUNK, BatchOutput, BatchScore, BatchTimer, OutputChunk, ScoreQueue
 
 
 class Elsewhere(Tensor):
@@ -15,19 +15,21 @@ class Elsewhere(Tensor):
     is_cuda = True
 
 
-def make_answer(seed: int, size: int = 6) -> Answer:
+def make_answer(seed: int, size: int = 6) -> BatchOutput:
     generator = torch.Generator().manual_seed(seed)
-    clock = Clock(torch.device("cpu"))
+    clock = BatchTimer(torch.device("cpu"))
     clock.stop()
     logits = torch.randn(size, 3, generator=generator)
-    return Answer(logits, torch.randint(3, (size,), generator=generator), torch.tensor(seed / 100), clock)
+    return BatchOutput(
+        logits, torch.randint(3, (size,), generator=generator), torch.tensor(seed / 100), clock
+    )
 
 
-def far(answer: Answer) -> Answer:
+def far(answer: BatchOutput) -> BatchOutput:
     return answer._replace(logits=answer.logits.as_subclass(Elsewhere))
 
 
-def assert_same(found: list[Score], expected: list[Answer]) -> None:
+def assert_same(found: list[BatchScore], expected: list[BatchOutput]) -> None:
     assert len(found) == len(expected)
     for score, answer in zip(found, expected, strict=True):
         alone = answer.score()
@@ -39,13 +41,13 @@ def assert_same(found: list[Score], expected: list[Answer]) -> None:
 
 def test_a_chunk_gives_the_scores_of_its_answers() -> None:
     answers = [make_answer(seed, size) for seed, size in enumerate([6, 6, 2, 6, 5])]
-    assert_same(Chunk(answers).scores(), answers)
+    assert_same(OutputChunk(answers).scores(), answers)
 
 
 def test_a_chunk_says_what_is_wrong_as_a_batch_by_itself_does() -> None:
     answers = [make_answer(seed) for seed in range(4)]
     answers[2].logits[0, 0] = float("nan")
-    chunk = Chunk(answers)
+    chunk = OutputChunk(answers)
     with pytest.raises(ValueError, match="the predictor has diverged"):
         chunk.scores()
 
@@ -55,19 +57,19 @@ def far_chunks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Sizes of the chunks that are made, of tensors that only say that they are elsewhere."""
     made: list[int] = []
 
-    class Near(Chunk):
-        def __init__(self, answers: list[Answer]) -> None:
+    class Near(OutputChunk):
+        def __init__(self, answers: list[BatchOutput]) -> None:
             made.append(len(answers))
             super().__init__([a._replace(logits=a.logits.as_subclass(Tensor)) for a in answers])
 
-    monkeypatch.setattr("ttvd.bench.scoring.Chunk", Near)
+    monkeypatch.setattr("ttvd.bench.run.OutputChunk", Near)
     return made
 
 
 @pytest.mark.parametrize("count", [0, 1, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK, 3 * CHUNK + 5])
 def test_every_answer_is_scored_once_and_in_order(far_chunks: list[int], count: int) -> None:
     answers = [make_answer(seed) for seed in range(count)]
-    scores, found, ahead = Scores(), list[Score](), 0
+    scores, found, ahead = ScoreQueue(), list[BatchScore](), 0
     for number, answer in enumerate(answers):
         found += scores.add(far(answer))
         ahead = max(ahead, number + 1 - len(found))
@@ -80,7 +82,7 @@ def test_every_answer_is_scored_once_and_in_order(far_chunks: list[int], count: 
 
 
 def test_on_a_cpu_scores_come_at_once() -> None:
-    scores = Scores()
+    scores = ScoreQueue()
     assert all(len(scores.add(make_answer(seed))) == 1 for seed in range(3))
     assert scores.finish() == []
 
@@ -91,10 +93,10 @@ def test_a_run_on_a_device_has_the_scores_of_one_on_a_cpu() -> None:
     net = nn.Sequential(nn.Flatten(), nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
     stream = [(torch.rand(6 - n % 2, 1, 2, 2), torch.randint(3, (6 - n % 2,))) for n in range(2 * CHUNK + 7)]
     seen: list[Row] = []
-    near = run(ttvd.create("bn", net.double()), [(x.double(), y) for x, y in stream])
+    near = run_stream(ttvd.create("bn", net.double()), [(x.double(), y) for x, y in stream])
     net = net.cuda()
     far_away = [(x.double().cuda(), y.cuda() if n % 3 else y) for n, (x, y) in enumerate(stream)]
-    record = run(ttvd.create("bn", net), far_away, progress=seen.append)
+    record = run_stream(ttvd.create("bn", net), far_away, progress=seen.append)
     assert tuple(seen) == record.rows
     for one, other in zip(near.rows, record.rows, strict=True):
         assert one.metrics["correct"] == other.metrics["correct"]
@@ -110,9 +112,9 @@ def test_no_batch_waits_for_the_device() -> None:
         (torch.rand(6, 1, 2, 2, device="cuda"), torch.zeros(6, device="cuda").long())
         for _ in range(3 * CHUNK)
     ]
-    run(adapter, stream)
+    run_stream(adapter, stream)
     torch.cuda.set_sync_debug_mode("error")
     try:
-        assert len(run(adapter, stream).rows) == 3 * CHUNK
+        assert len(run_stream(adapter, stream).rows) == 3 * CHUNK
     finally:
         torch.cuda.set_sync_debug_mode("default")

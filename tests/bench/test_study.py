@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from ttvd.bench.recipe import Recipe, parse_recipe, plan
-from ttvd.bench.resources import Resources
+from tests.helpers.bench import shared_resources
+from ttvd.bench.plan import plan
+from ttvd.bench.recipe import Recipe, parse_recipe
 from ttvd.bench.run import Record, Row
 from ttvd.bench.spec import Facts, Member, Run, Spec
 from ttvd.bench.store import Store
 from ttvd.bench.study import Column, study
-from ttvd.bench.worker_config import WorkerConfig
 from ttvd.metrics import RunningMetrics
 
 TEXT = """
@@ -48,7 +48,7 @@ def invent(spec: Spec) -> Run:
 
 @pytest.fixture(scope="module")
 def members() -> list[Member]:
-    return plan(parse_recipe(TEXT, "r"), Resources(WorkerConfig()))
+    return plan(parse_recipe(TEXT, "r"), shared_resources())
 
 
 @pytest.fixture

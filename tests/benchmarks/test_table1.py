@@ -7,7 +7,7 @@ import pytest
 from benchmarks.table import Table
 
 from benchmarks import grids, table1
-from tests.bench.colours import make_resources
+from tests.helpers.bench import make_resources
 from tests.helpers.engines import PlainEngine
 from ttvd.bench.job import execute
 from ttvd.bench.resources import Resources
@@ -17,15 +17,15 @@ from ttvd.bench.resources import Resources
 def resources(tmp_path: Path) -> Resources:
     """The resources of the small world, with its model under the name that the table asks for."""
     made = make_resources(tmp_path, count=20)
-    folder = made.setting.checkpoints
+    folder = made.config.checkpoints
     assert folder is not None
     for path in folder.glob("tiny*"):
         path.rename(path.with_name(path.name.replace("tiny", table1.SLA)))
-    return Resources(made.setting, made.shared())
+    return Resources(made.config, made.shared())
 
 
 def make_arguments(resources: Resources, *more: str) -> Namespace:
-    folder = str(resources.setting.checkpoints)
+    folder = str(resources.config.checkpoints)
     return table1.parse_arguments(
         ["--data", ".", "--checkpoints", folder, "--corruptions", "fog", "contrast", "--limit", "8", *more]
     )

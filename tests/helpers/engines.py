@@ -17,8 +17,7 @@ from ttvd.bench.grid import make_plans
 from ttvd.bench.job import execute as do_run
 from ttvd.bench.recipe import Recipe, parse_recipe
 from ttvd.bench.resources import Resources
-from ttvd.bench.spec import Domain, Facts, Member, Run, Spec
-from ttvd.bench.worker_config import WorkerConfig
+from ttvd.bench.spec import Domain, Facts, Member, Run, Spec, WorkerConfig
 from ttvd.metrics import RunningMetrics
 
 Progress = Callable[[int, int], None]

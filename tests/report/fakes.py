@@ -9,9 +9,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from ttvd.bench.recipe import parse_recipe
-from ttvd.bench.recipe.parts import Recipe
-from ttvd.bench.recipe.planning import Entry, list_entries
+from ttvd.bench.recipe import Entry, Recipe, list_entries, parse_recipe
 from ttvd.bench.run import Record, Row
 from ttvd.bench.spec import Domain, Facts, Member, Run, Spec
 from ttvd.bench.store import Failure, Figure, Store

@@ -10,13 +10,14 @@ import torch
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure as Canvas
 
-from tests.bench.colours import make_recipe, make_resources
+from tests.helpers.bench import make_recipe, make_resources
 from ttvd.bench.figures import make_figure
-from ttvd.bench.figures.values import PlaneData, pack, unpack
+from ttvd.bench.figures.feature_plane import PlaneData
+from ttvd.bench.figures.scene import pack, unpack
 from ttvd.bench.recipe import parse_recipe
 from ttvd.bench.resources import Resources
+from ttvd.bench.spec import WorkerConfig
 from ttvd.bench.store import Figure
-from ttvd.bench.worker_config import WorkerConfig
 from ttvd.geometry import Diagram
 from ttvd.nn.split import SplitModel, split
 from ttvd.report import planes

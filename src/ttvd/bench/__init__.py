@@ -1,7 +1,8 @@
-"""Measuring adapters: the one loop, and what is made of its records."""
+"""Measuring adapters: the loop, and the comparison of its records. Recipes, stores and engines are in the modules."""
 
 from ttvd.bench.compare import Interval as Interval
 from ttvd.bench.compare import paired_difference as paired_difference
+from ttvd.bench.compare import paired_differences as paired_differences
 from ttvd.bench.run import Record as Record
 from ttvd.bench.run import Row as Row
-from ttvd.bench.run import run as run
+from ttvd.bench.run import run_stream as run_stream

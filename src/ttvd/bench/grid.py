@@ -9,11 +9,11 @@ from typing import Protocol
 
 from ttvd.bench.engines import EndedElsewhere, Engine, Event, Failed, Finished, Message, Shared
 from ttvd.bench.figures import check_figures
-from ttvd.bench.recipe import Recipe, plan
+from ttvd.bench.plan import plan
+from ttvd.bench.recipe import Recipe
 from ttvd.bench.resources import Resources
-from ttvd.bench.spec import Member, Spec
+from ttvd.bench.spec import Member, Spec, WorkerConfig
 from ttvd.bench.store import Owner, Store
-from ttvd.bench.worker_config import WorkerConfig
 from ttvd.interrupts import defer_interrupts
 
 Plan = tuple[Recipe, Sequence[Member]]

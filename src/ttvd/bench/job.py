@@ -11,11 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ttvd.bench.fingerprints import check_method, check_origin
-from ttvd.bench.memory import watch_memory
 from ttvd.bench.resources import Resources
-from ttvd.bench.run import Row, run
-from ttvd.bench.spec import Domain, Facts, Run, Spec
+from ttvd.bench.run import Row, run_stream, watch_memory
+from ttvd.bench.spec import ORDERS, Domain, Facts, Run, Spec
 from ttvd.data import streams
 from ttvd.data.loading import prefetch
 from ttvd.data.sets import ImageFolder
@@ -24,31 +22,24 @@ from ttvd.engine.acceleration import Precision
 from ttvd.engine.step_runner import is_compiled
 from ttvd.methods import Adapter, create, find_method
 from ttvd.methods.fitting import fit_to_method
+from ttvd.nn.instance_norm import InstanceAwareBatchNorm2d
 from ttvd.nn.norms import Statistics
 
 _AHEAD = 4  # batches that are decoded ahead
-ORDERS: dict[str, Callable[..., Order]] = {
-    function.__name__: function
-    for function in (
-        streams.iid,
-        streams.class_sorted,
-        streams.dirichlet,
-        streams.dirichlet_slots,
-        streams.imbalanced,
-        streams.label_shift,
-    )
-}
 
 
 def execute(spec: Spec, resources: Resources, progress: Callable[[int, int], None] | None = None) -> Run:
     """Do a run.
 
     Args:
-        spec: What to do.
-        resources: Where its parts come from.
-        progress: Called with the number of batches done and of all batches.
+        spec: The run.
+        resources: Models, images and adapters.
+        progress: Function that is called with the number of batches done and the number of all batches.
+
+    Raises:
+        ValueError: The model or the images are not those with which the run was planned.
     """
-    check_origin(spec, resources)
+    check_fingerprints(spec, resources)
     order = make_order(spec, resources)
     batches = cut_order(spec, order)
     labels = resources.labels(spec)
@@ -61,42 +52,76 @@ def execute(spec: Spec, resources: Resources, progress: Callable[[int, int], Non
         if progress is not None:
             progress(done, len(batches))
 
-    with resources.adapters.lend(identify_adapter(spec), lambda: build_adapter(spec, resources)) as lent:
+    with resources.adapters.use(identify_adapter(spec), lambda: build_adapter(spec, resources)) as cached:
         started = time.time()
-        where = resources.prepare(spec)  # so that the memory which is measured is that of the adapter's work
+        index_device = resources.prepare(
+            spec
+        )  # before memory is measured, which is that of the adapter's work
         with watch_memory(resources.device) as peak:
-            record = run(
-                lent.adapter,
-                _stream(spec, resources, batches, labels, where),
+            record = run_stream(
+                cached.adapter,
+                load_batches(spec, resources, batches, labels, index_device),
                 progress=advance,
                 domains=[0 if spec.join == "mixed" else int(rows[0, 0]) for rows in batches],
                 oracle=spec.steps if spec.selection == "oracle" else 0,
                 episodic=spec.episodic,
                 restrict=None if restriction is None else restriction.restrict,
             )
-        taken = lent.correct_peak(min(spec.batch_size, len(order)), peak.bytes)
-        compiled = is_compiled(lent.adapter)
-    return Run(spec, record, _state_facts(spec, resources, order, started, taken, compiled=compiled))
+        peak_bytes = cached.correct_peak(min(spec.batch_size, len(order)), peak.bytes)
+        compiled = is_compiled(cached.adapter)
+    return Run(spec, record, _collect_facts(spec, resources, order, started, peak_bytes, compiled=compiled))
+
+
+def check_fingerprints(spec: Spec, resources: Resources) -> None:
+    """Raise if model or images differ from those with which a run was planned: its key would be wrong."""
+    method = find_method(spec.method)
+    found = resources.weights(spec.checkpoint, method, spec.sites, spec.parameters)
+    if found != spec.weights:
+        raise ValueError(
+            f"{spec.checkpoint} has the weights {found} here and had {spec.weights} where the run was planned: all "
+            "machines need the same files, and a function that makes a model must make the same one each time"
+        )
+    if (content := resources.content(spec.data, spec.domains)) != spec.content:
+        raise ValueError(
+            f"the images of {spec.data} are others here ({content}) than where the run was planned ({spec.content}): "
+            "all machines need the same files; if they were changed meanwhile, start again"
+        )
+
+
+def check_model(spec: Spec, resources: Resources) -> None:
+    """Raise if the source model of a run lacks a part that the method needs."""
+    method, source = find_method(spec.method), resources.source(spec.checkpoint)
+    lacks = []
+    if "rotation head" in method.needs and not (source.card and source.card.rotation_head):
+        lacks.append("a rotation head")
+    if "instance-aware norm" in method.needs and not any(
+        isinstance(module, InstanceAwareBatchNorm2d) for module in source.model.modules()
+    ):
+        lacks.append("instance-aware norms")
+    if "features" in method.needs and spec.views > 1:
+        raise ValueError(f"{spec.method} looks at the features of one view; leave views out")
+    if lacks:
+        raise ValueError(f"{spec.method} needs {' and '.join(lacks)}, which {spec.checkpoint} does not have")
 
 
 def identify_adapter(spec: Spec) -> tuple[Hashable, ...]:
-    """All that decides what :func:`build_adapter` makes; runs for which it is the same can share an adapter."""
-    # The set decides on requirements, and on the size of images, which a memory settles on.
+    """Return everything that decides what :func:`build_adapter` builds. Runs with equal values share an adapter."""
+    # The set decides the statistics of the source data, and the size of images, for which a memory allocates once.
     model = spec.checkpoint, spec.weights, spec.data, spec.sites, spec.views, spec.precision
     method = spec.method, spec.revision, json.dumps(dict(spec.parameters), sort_keys=True)
-    # The last two decide nothing but how much memory the steps of a run take.
+    # The last two decide only how much memory the steps of a run take.
     return *model, *method, spec.selection, spec.episodic
 
 
 def build_adapter(spec: Spec, resources: Resources) -> Adapter:
-    """The adapter of a run, fresh; an episodic run resets it itself."""
-    check_method(spec, resources)
+    """Build the adapter of a run; the loop of an episodic run resets it."""
+    check_model(spec, resources)
     method, source = find_method(spec.method), resources.source(spec.checkpoint)
-    made = resources.requirements(method, spec.checkpoint, spec.data, spec.sites, spec.views)
+    statistics = resources.source_statistics(method, spec.checkpoint, spec.data, spec.sites, spec.views)
     parameters = {name: _from_plain(name, value) for name, value in spec.parameters.items()}
-    adapter = create(spec.method, fit_to_method(source, method, spec.views), **made, **parameters)
+    adapter = create(spec.method, fit_to_method(source, method, spec.views), **statistics, **parameters)
     adapter = adapter.to(resources.device)
-    half, compiled = spec.precision == "bfloat16", resources.setting.compiled
+    half, compiled = spec.precision == "bfloat16", resources.config.compiled
     if half or compiled:
         precision: Precision = "bfloat16" if half else "float32"
         adapter.accelerate(precision=precision, channels_last=half, compile=compiled)
@@ -104,9 +129,9 @@ def build_adapter(spec: Spec, resources: Resources) -> Adapter:
 
 
 def to_plain(value: Any) -> Any:
-    """A parameter as JSON can hold it."""
+    """Return a parameter as a JSON value."""
     if isinstance(value, Statistics):
-        # The text can hold all of them; records that were made before it must keep their hash.
+        # The text could hold all of them; the dictionary stays, so that stored runs keep their keys.
         if value.memory is not None or value.renorm or value.anchored:
             return str(value)
         return {"prior": value.prior, "count": value.count, "momentum": value.momentum}
@@ -120,9 +145,9 @@ def _from_plain(name: str, value: Any) -> Any:
 
 
 def make_order(spec: Spec, resources: Resources) -> Order:
-    """Rows (n, 2) of domain and image, in the order of the stream."""
+    """Return rows (n, 2) of domain and image, in the order of the stream."""
     labels = resources.labels(spec).numpy()
-    # Each domain of a stream has an order of its own; the first has that of a stream of its own.
+    # Each domain has an order of its own; the first one has the order that it would have alone.
     orders = [
         ORDERS[spec.stream](labels, spec.seed + 1000 * number, **spec.options)
         for number in range(len(spec.domains))
@@ -131,41 +156,45 @@ def make_order(spec: Spec, resources: Resources) -> Order:
 
 
 def cut_order(spec: Spec, order: Order) -> list[Order]:
-    """The batches of a stream; where domains follow one another, none has images of two."""
+    """Return the batches of a stream. Where domains follow one another, no batch has images of two."""
     if spec.join == "mixed":
         return streams.batches(order, spec.batch_size)
     parts = [order[order[:, 0] == number] for number in range(len(spec.domains))]
     return [rows for part in parts for rows in streams.batches(part, spec.batch_size)]
 
 
-def _stream(
-    spec: Spec, resources: Resources, batches: list[Order], labels: Tensor, where: torch.device
+def load_batches(
+    spec: Spec, resources: Resources, batches: list[Order], labels: Tensor, index_device: torch.device
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Batches of images and labels; one of several domains keeps the order of its rows.
+    """Yield batches of images and labels; a batch of several domains keeps the order of its rows.
 
-    All indices go to the device before the first batch (those of images to ``where``): a copy for each batch would
-    wait until the device has done all that was asked of it.
+    All indices are copied before the first batch, those of images to ``index_device``: a copy for each batch would wait
+    for the device.
     """
     sizes = [len(rows) for rows in batches]
-    ways = [np.argsort(rows[:, 0], kind="stable") for rows in batches]  # from that of rows to that of domains
+    by_domain = [np.argsort(rows[:, 0], kind="stable") for rows in batches]
     parts = [np.unique(rows[:, 0], return_counts=True) for rows in batches]
-    index = torch.from_numpy(np.concatenate([rows[way, 1] for rows, way in zip(batches, ways, strict=True)]))
-    pieces = iter(index.to(where).split([int(count) for _, counts in parts for count in counts]))
+    index = torch.from_numpy(
+        np.concatenate([rows[places, 1] for rows, places in zip(batches, by_domain, strict=True)])
+    )
+    pieces = iter(index.to(index_device).split([int(count) for _, counts in parts for count in counts]))
     backs = (
-        torch.from_numpy(np.concatenate([way.argsort() for way in ways])).to(resources.device).split(sizes)
+        torch.from_numpy(np.concatenate([places.argsort() for places in by_domain]))
+        .to(resources.device)
+        .split(sizes)
     )
     truths = labels[torch.from_numpy(np.concatenate(batches)[:, 1])].to(resources.device).split(sizes)
     asked = [(spec.domains[number], next(pieces)) for numbers, _ in parts for number in numbers]
-    with closing(_load(spec, resources, asked)) as found:
+    with closing(_load_pieces(spec, resources, asked)) as found:
         for (numbers, _), back, truth in zip(parts, backs, truths, strict=True):
             images = [next(found) for _ in numbers]
             yield (images[0] if len(images) == 1 else torch.cat(images).index_select(0, back)), truth
 
 
-def _load(
+def _load_pieces(
     spec: Spec, resources: Resources, asked: Sequence[tuple[Domain, Tensor]]
 ) -> Generator[Tensor, None, None]:
-    """Images of one domain after another; for an accelerator, pictures on the disk are decoded ahead."""
+    """Yield the images of each piece of one domain; for an accelerator, pictures on the disk are decoded ahead."""
     folders = [
         base for domain, _ in asked if isinstance(base := resources.base(spec.data, domain), ImageFolder)
     ]
@@ -182,7 +211,7 @@ def _load(
             yield resources.apply(spec, domain, images, places)
 
 
-def _state_facts(
+def _collect_facts(
     spec: Spec, resources: Resources, order: Order, started: float, peak: int | None, *, compiled: bool
 ) -> Facts:
     method = find_method(spec.method)

@@ -1,10 +1,10 @@
-"""What runs are made of: source models, images of a domain, and what methods need of the source data.
+"""What runs share within a process: source models, images, statistics of the source data, and built adapters."""
 
-One object for each process; everything that several runs share is made once.
-"""
-
+import hashlib
+import json
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ttvd.bench.fingerprints import count_anchored_views, hash_sites
-from ttvd.bench.reuse import Adapters
-from ttvd.bench.spec import CLEAN, Domain, Spec
-from ttvd.bench.worker_config import WorkerConfig
+from ttvd.bench.spec import CLEAN, OFFICIAL, Domain, Spec, WorkerConfig
 from ttvd.data.corruptions import corrupt
 from ttvd.data.sets import ClassMap, ImageFolder, ImageSet, find_classes, load_set
-from ttvd.methods import Method
+from ttvd.methods import Adapter, Method
 from ttvd.methods.fitting import fit_to_method
 from ttvd.nn.fingerprint import fingerprint
 from ttvd.source import calibrate, collect_features, estimate_fisher, estimate_sites
@@ -27,81 +24,190 @@ from ttvd.zoo.catalog import Source
 from ttvd.zoo.find import find_sites, find_source
 from ttvd.zoo.sites import Sites
 
-OFFICIAL = "official"
-# Sets that come corrupted, and sets that show a part of the classes, with the set that they are made from.
 CORRUPTED = {
     "cifar10-c": "cifar10", "cifar100-c": "cifar100", "imagenet-c": "imagenet", "mnist-c": "mnist", "stack": "stack",
 }  # fmt: skip
+"""Sets whose images come corrupted, with the set that has their training images."""
 PARTIAL = {"imagenet-r": "imagenet"}
-INGREDIENTS = frozenset({"sites", "features", "fisher"})
-"""What methods need that is made from the training images of a data set."""
-_ROOM = 2**30  # bytes for the images of domains; those of a run are kept in any case
+"""Sets that show a part of the classes, with the set that has all of them."""
+SOURCE_STATISTICS = frozenset({"sites", "features", "fisher"})
+"""Entries of ``Method.needs`` that are computed from the training images of a data set."""
+MAX_ADAPTERS = 4
+"""Number of adapters that are kept between runs; the least recently used one is dropped."""
+_IMAGE_BYTES = 2**30  # for the images of domains; those of the present run are kept in any case
 Images = ImageSet | ImageFolder
 
 
 class Resources:
-    """Source models, images and requirements for runs.
+    """Source models, images, statistics of the source data and adapters. Each is loaded or computed once.
 
     Args:
-        setting: Where things are and on what device they are wanted.
+        config: Where files are found, and the device.
         shared: Test sets that another process has loaded already, by name.
 
     Attributes:
-        adapters: What runs can share.
+        adapters: Adapters that runs share.
     """
 
-    def __init__(self, setting: WorkerConfig, shared: Mapping[str, ImageSet] | None = None) -> None:
-        self.setting = setting
-        self.device = torch.device(setting.device)
+    def __init__(self, config: WorkerConfig, shared: Mapping[str, ImageSet] | None = None) -> None:
+        self.config = config
+        self.device = torch.device(config.device)
+        self.adapters = AdapterCache(self.device)
         self._sets: dict[str, Images] = dict(shared or {})
         self._sources: dict[str, Source] = {}
         self._weights: dict[str, str] = {}
-        self._made: dict[tuple[Any, ...], Any] = {}
+        self._cache: dict[tuple[Any, ...], Any] = {}
         self._domains: OrderedDict[tuple[Any, ...], ImageSet] = OrderedDict()
-        self.adapters = Adapters(self.device)
 
-    def source(self, name: str) -> Source:
-        """A source model, on the device."""
-        if name not in self._sources:
-            found = find_source(name, folder=self.setting.checkpoints)
-            self._weights[name] = fingerprint(found.model)
-            self._sources[name] = Source(found.model.to(self.device), found.sites, found.card)
-        return self._sources[name]
+    # Source models
 
-    def weights(self, name: str, method: Method, share: float, parameters: Mapping[str, Any]) -> str:
-        """The fingerprint of a source model; for those who use them, with that of the sites that come with it.
+    def source(self, checkpoint: str) -> Source:
+        """Return a source model, on the device."""
+        if checkpoint not in self._sources:
+            found = find_source(checkpoint, folder=self.config.checkpoints)
+            self._weights[checkpoint] = fingerprint(found.model)
+            self._sources[checkpoint] = Source(found.model.to(self.device), found.sites, found.card)
+        return self._sources[checkpoint]
+
+    def weights(self, checkpoint: str, method: Method, fraction: float, parameters: Mapping[str, Any]) -> str:
+        """Return the fingerprint of a source model, and of its sites if the method uses sites.
+
+        A method declares by ``Adapter.site_parts(sites, parameters)`` which parts of the sites its results depend on
+        beside class means and temperatures: ``"anchors/V"`` for the anchors of V views, ``"rotation_loss"``. The
+        results of a method without this declaration are taken to depend on all parts.
 
         Args:
-            name: Of the source model.
-            method: Which uses it.
-            share: Of the source data, for the sites.
-            parameters: Of the method; they tell what of the sites matters.
+            checkpoint: Name of the source model.
+            method: The method that uses it.
+            fraction: Fraction of the source data from which the sites were estimated.
+            parameters: Parameters of the method, as a spec holds them.
         """
-        self.source(name)
-        sites = self._sites(name, share) if "sites" in method.needs else None
+        self.source(checkpoint)
+        sites = self.sites_beside(checkpoint, fraction) if "sites" in method.needs else None
         if sites is None:
-            return self._weights[name]
-        views = count_anchored_views(sites, parameters)
-        adaptive_step = parameters.get("adaptive_step", False) in (None, True)
-        key = ("sites hash", name, share, views, adaptive_step)
-        if key not in self._made:
-            self._made[key] = hash_sites(sites, views, adaptive_step)
-        return f"{self._weights[name]}+{self._made[key]}"
+            return self._weights[checkpoint]
+        declare = getattr(method.adapter, "site_parts", None)
+        parts = list_site_parts(sites) if declare is None else declare(sites, parameters)
+        return self.weights_with_sites(checkpoint, fraction, parts)
 
-    def _sites(self, name: str, share: float) -> Sites | None:
-        """Those that lie beside a source model, estimated from a share of the source data; None if there are none."""
-        if share == 1.0:
-            return self.source(name).sites
-        key = ("sites beside", name, share)
-        if key not in self._made:
-            self._made[key] = find_sites(name, share, self.setting.checkpoints)
-        found: Sites | None = self._made[key]
+    def weights_with_sites(self, checkpoint: str, fraction: float, parts: frozenset[str]) -> str:
+        """Return the fingerprint of a source model and of some parts of the sites beside it, if it has sites."""
+        self.source(checkpoint)
+        sites = self.sites_beside(checkpoint, fraction)
+        if sites is None:
+            return self._weights[checkpoint]
+        key = ("hash of sites", checkpoint, fraction, parts)
+        if key not in self._cache:
+            self._cache[key] = hash_sites(sites, parts)
+        return f"{self._weights[checkpoint]}+{self._cache[key]}"
+
+    def sites_beside(self, checkpoint: str, fraction: float) -> Sites | None:
+        """Return the sites that lie beside a source model, of a fraction of the source data; None if there are none."""
+        if fraction == 1.0:
+            return self.source(checkpoint).sites
+        key = ("sites beside", checkpoint, fraction)
+        if key not in self._cache:
+            self._cache[key] = find_sites(checkpoint, fraction, self.config.checkpoints)
+        found: Sites | None = self._cache[key]
         if found is not None:
-            found.check(self.source(name).model)
+            found.check(self.source(checkpoint).model)
         return found
 
+    # Statistics of the source data
+
+    def source_statistics(
+        self, method: Method, checkpoint: str, data: str, fraction: float, views: int = 1
+    ) -> dict[str, Any]:
+        """Return the sites, features and Fisher information that a method needs, as arguments of ``ttvd.create``.
+
+        Args:
+            method: The method.
+            checkpoint: Name of the source model.
+            data: Set that the model is tested on. Statistics are computed from its training images.
+            fraction: Fraction of these images that is used for the sites.
+            views: Number of views that are aggregated around the method. Features and Fisher information are those of
+                the model as the method sees it.
+        """
+        return {
+            need: self._source_statistic(need, method, checkpoint, data, fraction, views)
+            for need in sorted(SOURCE_STATISTICS & method.needs)
+        }
+
+    def sites(self, checkpoint: str, data: str) -> Sites:
+        """Return the sites beside a source model, or estimate them from the training images of a set."""
+        if (beside := self.sites_beside(checkpoint, 1.0)) is not None:
+            return beside
+        return self._estimate_sites(checkpoint, data, 1.0)
+
+    def check_training(self, data: str) -> None:
+        """Raise unless the training images of a set can be read.
+
+        Raises:
+            ValueError: The set has no training images, or they are not where they are looked for.
+        """
+        if ("training checked", data) in self._cache:
+            return
+        try:
+            if _training_set(data) == "imagenet":  # to list a million files takes long
+                self._find_imagenet_train()
+            else:
+                load_set(_training_set(data), self._root(), "train")
+        except (ValueError, OSError) as error:
+            raise ValueError(f"the training images of {data} cannot be read: {error}") from error
+        self._cache["training checked", data] = True
+
+    def _source_statistic(
+        self, need: str, method: Method, checkpoint: str, data: str, fraction: float, views: int
+    ) -> Any:
+        if need == "sites":
+            beside = self.sites_beside(checkpoint, fraction)
+            return self._estimate_sites(checkpoint, data, fraction) if beside is None else beside
+        key = (need, checkpoint, data, "sites" in method.needs, views)
+        if key not in self._cache:
+            model = fit_to_method(self.source(checkpoint), method, views)
+            used, _ = self._split_training(data)
+            self._cache[key] = (collect_features if need == "features" else estimate_fisher)(model, used)
+        return self._cache[key]
+
+    def _estimate_sites(self, checkpoint: str, data: str, fraction: float) -> Sites:
+        key = ("sites", checkpoint, data, fraction)
+        if key not in self._cache:
+            model = self.source(checkpoint).model
+            used, held_out = self._split_training(data)
+            self._cache[key] = calibrate(model, estimate_sites(model, used, fraction=fraction), held_out)
+        found: Sites = self._cache[key]
+        return found
+
+    def _split_training(self, data: str) -> tuple[Images, Images]:
+        """Training images of a set, and those that are held out for calibration."""
+        training = self._training(data)
+        held = is_held_out(len(training))
+        used, held_out = (training.subset(mask.nonzero()[:, 0]) for mask in (~held, held))
+        return used, held_out
+
+    def _training(self, data: str) -> Images:
+        name = _training_set(data)
+        if name == "imagenet":
+            self._find_imagenet_train()
+        if ("training", name) not in self._cache:
+            self._cache["training", name] = load_set(name, self._root(), "train")
+        found: Images = self._cache["training", name]
+        return found
+
+    def _find_imagenet_train(self) -> None:
+        folder = self._root() / "train"
+        if not folder.is_dir():
+            raise FileNotFoundError(
+                f"this needs ImageNet's training pictures in {folder}, a folder for each class"
+            )
+
+    def _root(self) -> Path:
+        return self.config.data or Path()
+
+    # Test images
+
     def base(self, data: str, domain: Domain = Domain()) -> Images:  # noqa: B008 (it is frozen)
-        """The whole test set: clean, or as it comes for a set of corrupted images."""
+        """Return the whole test set: clean, or of the domain for a set that comes corrupted."""
         place = f"{data}/{domain.corruption}/{domain.severity}" if data in CORRUPTED else data
         if place not in self._sets:
             how: dict[str, Any] = {}
@@ -111,33 +217,37 @@ class Resources:
         return self._sets[place]
 
     def shared(self) -> dict[str, ImageSet]:
-        """The test sets that are in memory, for the supplies of other processes."""
+        """Return the test sets in memory, for the resources of other processes."""
         return {name: images for name, images in self._sets.items() if isinstance(images, ImageSet)}
 
     def content(self, data: str, domains: Sequence[Domain]) -> str:
-        """The fingerprint of the images and labels that domains start from."""
+        """Return the fingerprint of the images and labels from which domains are made."""
         found: dict[str, None] = {}
         for domain in domains:
             key = ("content", data, domain if data in CORRUPTED else None)
-            if key not in self._made:
-                self._made[key] = self.base(data, domain).fingerprint()[:16]
-            found[self._made[key]] = None
+            if key not in self._cache:
+                self._cache[key] = self.base(data, domain).fingerprint()[:16]
+            found[self._cache[key]] = None
         return "+".join(found)
 
     def rows(self, spec: Spec) -> Tensor:
-        """Which images of the set the run uses: all, or a fixed random choice of ``limit`` in the set's order."""
+        """Return the indices of the images that a run uses: all, or a fixed random choice of ``limit`` images."""
         count = len(self.base(spec.data, spec.domains[0]))
         key = ("rows", count, spec.limit)
-        if key not in self._made:
+        if key not in self._cache:
             chosen = np.arange(count)
             if spec.limit is not None and spec.limit < count:
                 chosen = np.sort(np.random.default_rng(0).permutation(count)[: spec.limit])
-            self._made[key] = torch.from_numpy(chosen)
-        rows: Tensor = self._made[key]
+            self._cache[key] = torch.from_numpy(chosen)
+        rows: Tensor = self._cache[key]
         return rows
 
     def labels(self, spec: Spec) -> Tensor:
-        """The labels of those images, the same in all domains of a stream."""
+        """Return the labels of those images. They are the same in all domains of a stream.
+
+        Raises:
+            ValueError: The domains of a set that comes corrupted show different images.
+        """
         labels = self.base(spec.data, spec.domains[0]).labels.cpu()
         for domain in spec.domains[1:] if spec.data in CORRUPTED else ():
             others = self.base(spec.data, domain).labels.cpu()
@@ -149,7 +259,7 @@ class Resources:
         return labels[self.rows(spec)]
 
     def prepare(self, spec: Spec) -> torch.device:
-        """Have the images of a run where they are needed; returns where :meth:`batch` expects an index to be."""
+        """Load the images of a run, and return the device on which :meth:`batch` expects its index."""
         bases = {domain: self.base(spec.data, domain) for domain in spec.domains}
         if not all(isinstance(base, ImageSet) for base in bases.values()):
             return torch.device("cpu")  # they stay on disk, and are read batch by batch
@@ -159,19 +269,19 @@ class Resources:
         return self.device
 
     def keeps_all(self, specs: Sequence[Spec]) -> bool:
-        """Whether the images of all these runs can be kept at once, so that their order does not matter."""
+        """Return whether the images of all these runs can be kept at once, so that their order does not matter."""
         sizes: dict[tuple[Any, ...], int] = {}
         for spec in specs:
             for domain in spec.domains:
                 base = self.base(spec.data, domain)
                 if not isinstance(base, ImageSet):
                     return False
-                share = len(self.rows(spec)) / len(base)
-                sizes[_domain_key(spec, domain)] = round(share * (base.images.nbytes + base.labels.nbytes))
-        return sum(sizes.values()) <= _ROOM
+                fraction = len(self.rows(spec)) / len(base)
+                sizes[_domain_key(spec, domain)] = round(fraction * (base.images.nbytes + base.labels.nbytes))
+        return sum(sizes.values()) <= _IMAGE_BYTES
 
     def batch(self, spec: Spec, domain: Domain, index: Tensor) -> Tensor:
-        """Float images of a domain on the device; ``index`` counts within :meth:`rows`."""
+        """Return float images of a domain, on the device; ``index`` counts within :meth:`rows`."""
         base = self.base(spec.data, domain)
         if isinstance(base, ImageSet):
             images = self._corrupted(spec, domain, base)
@@ -179,25 +289,8 @@ class Resources:
         rows = self.rows(spec)[index]
         return self.apply(spec, domain, base.floats(rows).to(self.device), rows)
 
-    def _corrupted(self, spec: Spec, domain: Domain, base: ImageSet) -> ImageSet:
-        key = _domain_key(spec, domain)
-        if key not in self._domains:
-            rows = self.rows(spec)
-            pixels = base.images[rows].to(self.device)
-            changed = self.apply(spec, domain, pixels.float().div_(255), rows)
-            if domain.corruption != CLEAN and spec.constants != OFFICIAL:
-                pixels = changed.mul_(255).round_().to(torch.uint8)
-            self._domains[key] = ImageSet(pixels, base.labels[rows].to(self.device), base.classes, base.name)
-            while len(self._domains) > len(spec.domains) and self._taken() > _ROOM:
-                self._domains.popitem(last=False)
-        self._domains.move_to_end(key)
-        return self._domains[key]
-
-    def _taken(self) -> int:
-        return sum(kept.images.nbytes + kept.labels.nbytes for kept in self._domains.values())
-
     def apply(self, spec: Spec, domain: Domain, images: Tensor, rows: Tensor) -> Tensor:
-        """Corrupt clean images of a set, whose places there are ``rows``, as a domain wants them."""
+        """Corrupt clean images, whose indices in the set are ``rows``; images that come corrupted stay as they are."""
         if domain.corruption == CLEAN or spec.constants == OFFICIAL:
             return images
         # A released set is one set: the seed of a run decides its order, never its pictures.
@@ -205,7 +298,7 @@ class Resources:
         return corrupt(images, domain.corruption, domain.severity, constants=table, seed=0, index=rows)
 
     def restriction(self, data: str) -> ClassMap | None:
-        """For a set that shows a part of the model's classes: which outputs count."""
+        """Return the outputs of the model that count for a set that shows a part of its classes; None for others."""
         if data not in PARTIAL:
             return None
         shown = self.base(data).classes
@@ -219,55 +312,135 @@ class Resources:
                 f"outputs of the model, are not in {self._root()}: {error}"
             ) from error
 
-    def requirements(
-        self, method: Method, name: str, data: str, share: float, views: int = 1
-    ) -> dict[str, Any]:
-        """The sites, features and Fisher information that a method needs of a source model.
+    def _corrupted(self, spec: Spec, domain: Domain, base: ImageSet) -> ImageSet:
+        key = _domain_key(spec, domain)
+        if key not in self._domains:
+            rows = self.rows(spec)
+            pixels = base.images[rows].to(self.device)
+            changed = self.apply(spec, domain, pixels.float().div_(255), rows)
+            if domain.corruption != CLEAN and spec.constants != OFFICIAL:
+                pixels = changed.mul_(255).round_().to(torch.uint8)
+            self._domains[key] = ImageSet(pixels, base.labels[rows].to(self.device), base.classes, base.name)
+            while len(self._domains) > len(spec.domains) and self._count_bytes() > _IMAGE_BYTES:
+                self._domains.popitem(last=False)
+        self._domains.move_to_end(key)
+        return self._domains[key]
 
-        Args:
-            method: Which needs them.
-            name: Of the source model.
-            data: The set that it is tested on; they are made from its training images.
-            share: Of those, for the sites.
-            views: That are aggregated around the method; features and Fisher information are those of the model
-                as it sees it.
-        """
-        made: dict[str, Any] = {}
-        for need in sorted(INGREDIENTS & method.needs):
-            key = (need, name, data, *((share,) if need == "sites" else ("sites" in method.needs, views)))
-            if key not in self._made:
-                self._made[key] = self._make(need, method, name, data, share, views)
-            made[need] = self._made[key]
-        return made
+    def _count_bytes(self) -> int:
+        return sum(kept.images.nbytes + kept.labels.nbytes for kept in self._domains.values())
 
-    def _make(self, need: str, method: Method, name: str, data: str, share: float, views: int) -> Any:
-        source = self.source(name)
-        if need == "sites" and (beside := self._sites(name, share)) is not None:
-            return beside
-        training = self._training(data)
-        held = is_held_out(len(training))
-        used, kept = (training.subset(mask.nonzero()[:, 0]) for mask in (~held, held))
-        if need == "features":
-            return collect_features(fit_to_method(source, method, views), used)
-        if need == "fisher":
-            return estimate_fisher(fit_to_method(source, method, views), used)
-        return calibrate(source.model, estimate_sites(source.model, used, fraction=share), kept)
 
-    def _root(self) -> Path:
-        return self.setting.data or Path()
-
-    def _training(self, data: str) -> Images:
-        name = {**CORRUPTED, **PARTIAL}.get(data, data)
-        if name == "imagenet" and not (self._root() / "train").is_dir():
-            raise FileNotFoundError(
-                f"this needs ImageNet's training pictures in {self._root() / 'train'}, a folder for each class"
-            )
-        if ("training", name) not in self._made:
-            self._made["training", name] = load_set(name, self._root(), "train")
-        found: Images = self._made["training", name]
-        return found
+def _training_set(data: str) -> str:
+    """Name of the set that has the training images of a set."""
+    return {**CORRUPTED, **PARTIAL}.get(data, data)
 
 
 def _domain_key(spec: Spec, domain: Domain) -> tuple[Any, ...]:
-    """Of all that decides the images of a domain."""
+    """Everything that decides the images of a domain."""
     return spec.data, domain, spec.constants, spec.limit
+
+
+def list_site_parts(sites: Sites) -> frozenset[str]:
+    """Return the names of all parts of sites that :func:`hash_sites` can include."""
+    return frozenset({*(f"anchors/{views}" for views in sites.anchors), "rotation_loss"})
+
+
+def hash_sites(sites: Sites, parts: frozenset[str]) -> str:
+    """Return a short hash of class means and temperatures, and of further parts of the sites.
+
+    Args:
+        sites: Sites of a model.
+        parts: Names of further parts: ``"anchors/V"`` for the anchors of V views, ``"rotation_loss"``. A part that the
+            sites do not have changes nothing.
+    """
+    digest = hashlib.sha256(repr(tuple(sites.means.shape)).encode())
+    digest.update(sites.means.cpu().contiguous().numpy().data)
+    digest.update(json.dumps(dict(sites.temperatures), sort_keys=True).encode())
+    for views, anchors in sorted(sites.anchors.items()):
+        if f"anchors/{views}" in parts:
+            for moments in (anchors.means, anchors.variances):
+                digest.update(moments.cpu().contiguous().numpy().data)
+    if "rotation_loss" in parts and sites.rotation_loss is not None:
+        digest.update(repr(sites.rotation_loss).encode())
+    return digest.hexdigest()[:16]
+
+
+class CachedAdapter:
+    """An adapter that several runs use, one after the other.
+
+    Attributes:
+        adapter: The adapter, as if just built.
+    """
+
+    def __init__(self, adapter: Adapter) -> None:
+        self.adapter = adapter
+        self._peaks: dict[int, int] = {}
+
+    def correct_peak(self, batch_size: int, measured: int | None) -> int | None:
+        """Return the peak memory of a run, including memory that an earlier run has left allocated.
+
+        Recorded steps keep their memory between runs, so only the run that records them shows how much it is.
+        """
+        if not self.adapter.kept.is_cuda:
+            return measured
+        if measured is not None:
+            self._peaks[batch_size] = max(measured, self._peaks.get(batch_size, 0))
+        return self._peaks.get(batch_size)
+
+
+class AdapterCache:
+    """Keeps a few built adapters between runs, with their recorded CUDA graphs.
+
+    Args:
+        device: Device of the adapters. On CUDA none is kept while more than half of its memory is taken.
+
+    Example:
+        >>> import ttvd
+        >>> from torch import nn
+        >>> cache = AdapterCache(torch.device("cpu"))
+        >>> for _ in range(2):
+        ...     with cache.use("net", lambda: print("built") or ttvd.create("bn", nn.Linear(2, 2))) as cached:
+        ...         adapter = cached.adapter
+        built
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._kept: OrderedDict[Hashable, CachedAdapter] = OrderedDict()
+
+    @contextmanager
+    def use(self, key: Hashable, build: Callable[[], Adapter]) -> Iterator[CachedAdapter]:
+        """Provide an adapter as if just built. If the block raises, the adapter is not used again.
+
+        Args:
+            key: Everything that decides what is built.
+            build: Function that builds a fresh adapter.
+        """
+        cached = self._kept.pop(key, None)
+        if cached is None:
+            self._shrink(MAX_ADAPTERS - 1)  # before, so that there is room for the new one
+            cached = CachedAdapter(build())
+        else:
+            cached.adapter.renew()
+        yield cached
+        self._kept[key] = cached
+        self._shrink(MAX_ADAPTERS)
+
+    def clear(self) -> None:
+        """Drop all adapters."""
+        self._drop_until(0)
+
+    def _shrink(self, count: int) -> None:
+        self._drop_until(0 if self._is_crowded() else count)
+
+    def _drop_until(self, count: int) -> None:
+        while len(self._kept) > count:
+            # Not left to the garbage collector: adapters are in reference cycles, and their graphs hold much memory.
+            self._kept.popitem(last=False)[1].adapter.release()
+
+    def _is_crowded(self) -> bool:
+        if self._device.type != "cuda":
+            return False
+        free, total = torch.cuda.mem_get_info(self._device)
+        unused = torch.cuda.memory_reserved(self._device) - torch.cuda.memory_allocated(self._device)
+        return free + unused < total / 2

@@ -1,26 +1,45 @@
-"""What a run is: everything that decides its rows, and nothing else. Its hash is its key in the store."""
+"""What a run is: everything that decides its rows. The hash of a :class:`Spec` is the key of the run in a store."""
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Literal, Self
 
 from ttvd.bench.run import Record
+from ttvd.data import streams
+from ttvd.data.streams import Order
 
 CLEAN = "none"
+"""The name of the domain whose images are not corrupted."""
+OFFICIAL = "official"
+"""The entry ``Spec.constants`` of images that come corrupted."""
 Selection = Literal["last", "oracle"]
 Join = Literal["continual", "mixed"]
 Precision = Literal["float32", "bfloat16"]
 
+ORDERS: Mapping[str, Callable[..., Order]] = {
+    function.__name__: function
+    for function in (
+        streams.iid,
+        streams.class_sorted,
+        streams.dirichlet,
+        streams.dirichlet_slots,
+        streams.imbalanced,
+        streams.label_shift,
+    )
+}
+"""The orders of a stream by name; the keyword arguments of each function are its options."""
+
 
 @dataclass(frozen=True)
 class Domain:
-    """What happens to the images: a corruption at a severity, or nothing.
+    """A corruption at a severity, or clean images.
 
     Attributes:
-        corruption: Name of a corruption, or ``"none"`` for the images as they are.
+        corruption: Name of a corruption, or ``"none"`` for clean images.
         severity: 1 (mild) to 5; 0 for clean images.
 
     Example:
@@ -37,7 +56,7 @@ class Domain:
 
     @property
     def label(self) -> str:
-        """For tables."""
+        """The name of the domain in tables."""
         return "clean" if self.corruption == CLEAN else f"{self.corruption.replace('_', ' ')} {self.severity}"
 
 
@@ -47,28 +66,29 @@ class Spec:
 
     Attributes:
         checkpoint: Name of the source model.
-        weights: Fingerprint of its weights; for a method that uses the sites that come with it, of those too.
-        data: Name of the data set, as ``ttvd data list`` gives them.
-        content: Fingerprint of its images and labels.
-        domains: What happens to the images; several follow one another (or are mixed) in one stream.
-        method: A registered method.
-        revision: Revision of that method: it grows when its results change.
-        parameters: All its parameters, defaults included, as JSON can hold them.
-        constants: Table of the corruptions that are generated, ``"cifar"`` or ``"imagenet"``; ``"official"`` where
-            the images come corrupted.
-        stream: Name of the order, a function of ``ttvd.data.streams``.
-        options: Of the order.
-        join: How several domains make one stream.
-        batch_size: Images in a batch.
-        limit: Use only so many images of the set; None for all.
-        views: Views that are aggregated around a method that knows nothing of views; 1 for none.
-        sites: Share of the source data that the class means are estimated from.
-        selection: ``"last"`` scores what the adapter says; ``"oracle"`` takes ``steps`` steps on each batch and
-            scores the best by its labels, as TTAB defines it.
-        steps: Of the oracle.
-        episodic: Whether the adapter starts again at each batch.
-        precision: ``"float32"``, or ``"bfloat16"`` for networks that compute in it (with channels last).
-        seed: Of the order and the method. Generated corruptions do not depend on it, as a released set is one set.
+        weights: Fingerprint of the model's weights. For a method that uses sites, the fingerprint of the sites follows
+            after a plus sign.
+        data: Name of the data set, as ``ttvd data list`` gives it.
+        content: Fingerprint of the images and labels.
+        domains: Corruptions of the images. Several domains form one stream.
+        method: Name of a registered method.
+        revision: Revision of the method. It grows when the method's results change.
+        parameters: All parameters of the method, defaults included, as JSON values.
+        constants: Table of the generated corruptions, ``"cifar"`` or ``"imagenet"``; ``"official"`` where the images
+            come corrupted.
+        stream: Name of the order of the images, one of ``ORDERS``.
+        options: Options of the order.
+        join: How several domains form one stream.
+        batch_size: Number of images in a batch.
+        limit: Number of images that are used; None for all.
+        views: Number of views that are aggregated around a method that handles no views itself; 1 for none.
+        sites: Fraction of the source data from which class means are estimated.
+        selection: ``"last"`` scores the adapter's output. ``"oracle"`` takes ``steps`` steps on each batch and scores
+            the best one by its labels, as TTAB defines it.
+        steps: Number of steps of the oracle.
+        episodic: Whether the adapter is reset before each batch.
+        precision: ``"float32"``, or ``"bfloat16"`` for networks that compute in bfloat16 with channels last.
+        seed: Seed of the order and of the method. Generated corruptions do not depend on it.
 
     Example:
         >>> spec = Spec("digits-sla", "0" * 16, "digits", "1" * 16, (Domain("fog"),), "tent")
@@ -99,12 +119,12 @@ class Spec:
     seed: int = 0
 
     def document(self) -> dict[str, Any]:
-        """As plain JSON values."""
+        """Return the spec as plain JSON values."""
         return json.loads(json.dumps(asdict(self), sort_keys=True, allow_nan=False))  # type: ignore[no-any-return]
 
     @classmethod
     def from_document(cls, document: Mapping[str, Any]) -> Self:
-        """The spec that :meth:`document` was taken from."""
+        """Return the spec that :meth:`document` was called on."""
         unknown = sorted(set(document) - {item.name for item in fields(cls)})
         if unknown:
             raise ValueError(f"not a spec of this version: unknown entries {unknown}")
@@ -119,25 +139,25 @@ class Spec:
 
     @property
     def domain_label(self) -> str:
-        """For tables: the domain, or how several are joined."""
+        """The name of the domain in tables; for several domains, how they are joined."""
         return self.domains[0].label if len(self.domains) == 1 else f"{self.join} ({len(self.domains)})"
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What is kept of a run beside its rows; none of it decides the rows.
+    """The circumstances of a run. They do not decide its rows.
 
     Attributes:
         order: Hash of the stream's indices, as ``ttvd.data.streams.order_hash`` gives it.
-        device: What it ran on, in words.
-        threads: Threads of a CPU run.
-        versions: Versions of ttvd, torch, numpy and Python; what has compiled the steps, where they are.
-        started: When, in seconds since 1970.
-        seconds: From the first batch to the last, data included.
-        peak: Bytes above what the process held before the first batch, where the system tells.
-        forwards: Forward passes for each image of the stream, as the method states them; those with which an oracle
-            looks at its steps do not count.
-        backwards: Backward passes, likewise.
+        device: Name of the device.
+        threads: Number of threads of a run on a CPU.
+        versions: Versions of ttvd, torch, numpy and Python; with compiled steps also the compiler.
+        started: Start of the run in seconds since 1970.
+        seconds: Time from the first batch to the last, loading of data included.
+        peak: Peak memory in bytes above what the process held before the first batch; None where it is unknown.
+        forwards: Number of forward passes for each image, as the method declares it. The forward passes with which an
+            oracle judges its steps do not count.
+        backwards: Number of backward passes for each image.
     """
 
     order: str
@@ -153,7 +173,7 @@ class Facts:
 
 @dataclass(frozen=True)
 class Run:
-    """A finished run: what was asked, the rows, and the circumstances."""
+    """A finished run: its spec, its rows and its circumstances."""
 
     spec: Spec
     record: Record
@@ -167,15 +187,15 @@ class Run:
 
 @dataclass(frozen=True)
 class Member:
-    """A run that a recipe asks for, and what for.
+    """A run that a recipe asks for, and its place in the table.
 
     Attributes:
         recipe: Name of the recipe.
-        label: Line of its table.
-        role: ``"test"``: its numbers are reported; ``"validation"``: they only choose parameters.
+        label: Label of the line in the table.
+        role: ``"test"`` for runs that are reported, ``"validation"`` for runs that only choose parameters.
         spec: The run.
-        varies: The parameters that the grid of this line tries, in the form of this run.
-        condition: What distinguishes its column beside the domain, e.g. ``{"batch_size": 8}``; often empty.
+        varies: Values of the parameters that the grid of this line varies.
+        condition: What distinguishes the column beside the domain, e.g. ``{"batch_size": 8}``; often empty.
     """
 
     recipe: str
@@ -184,3 +204,22 @@ class Member:
     spec: Spec
     varies: Mapping[str, Any] = field(default_factory=dict)
     condition: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class WorkerConfig:
+    """Where a worker finds its files and on what device it computes. Nothing of this decides the rows of a run.
+
+    Attributes:
+        data: Folder of the data sets; the digits need none.
+        checkpoints: Folder of the source models; the package's own unless given.
+        device: ``"cpu"``, ``"cuda"`` or ``"cuda:N"``.
+        threads: Number of threads of a run on a CPU. The last digits of results can depend on it.
+        compiled: Whether ``torch.compile`` fuses the steps. The last digits of results can depend on it too.
+    """
+
+    data: Path | None = None
+    checkpoints: Path | None = None
+    device: str = "cpu"
+    threads: int = 1
+    compiled: bool = False

@@ -1,16 +1,16 @@
-"""What a store says about a recipe: lines, columns, and which setting of a grid each rule of selection chooses."""
+"""The table of a recipe as far as its runs are done, with the setting that each rule of selection chooses."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Any
 
-from ttvd.bench.recipe import Recipe, Rule, parse_recipe
-from ttvd.bench.recipe.planning import Entry, list_entries
+from ttvd.bench.recipe import Entry, Recipe, Rule, list_entries, parse_recipe
 from ttvd.bench.spec import Member, Run, Spec
 from ttvd.bench.store import Reader
 
 Cell = tuple[tuple[str, Any], ...]
+"""Names and values in a fixed order: a setting of a grid, or the condition of a column."""
 
 
 @dataclass(frozen=True)
@@ -18,8 +18,8 @@ class Column:
     """A column of a table.
 
     Attributes:
-        domain: What happened to the images, in words; empty for all domains together.
-        condition: What else distinguishes it, names and values; often empty.
+        domain: Label of the domain; empty for all domains together.
+        condition: What else distinguishes the column; often empty.
     """
 
     domain: str
@@ -27,7 +27,7 @@ class Column:
 
     @property
     def label(self) -> str:
-        """Its heading."""
+        """The heading of the column."""
         words = [f"{name.replace('_', ' ')} {value:g}" if isinstance(value, float | int) else f"{value}"
                  for name, value in self.condition]  # fmt: skip
         return ", ".join([self.domain, *words] if self.domain else words) or "all"
@@ -38,15 +38,15 @@ class Line:
     """A line of a table.
 
     Attributes:
-        label: How the recipe calls it.
-        rule: How its setting was chosen.
-        method: The registered method.
-        checkpoint: The source model.
-        views: Views that were aggregated around the method.
-        parameters: The chosen values of what its grid varies; empty while the rule cannot choose.
-        tried: Settings that were compared.
-        runs: For each column its finished runs, by seed; none while the rule cannot choose.
-        pending: Runs that are still missing or have failed, of all settings.
+        label: Label in the recipe.
+        rule: Rule by which the setting was chosen.
+        method: Name of the registered method.
+        checkpoint: Source model.
+        views: Number of views that were aggregated around the method.
+        parameters: Chosen values of the parameters that the grid varies; empty while the rule cannot choose.
+        tried: Number of settings that were compared.
+        runs: Finished runs of each column, by seed; empty while the rule cannot choose.
+        pending: Number of runs, of all settings, that are missing or have failed.
     """
 
     label: str
@@ -60,12 +60,12 @@ class Line:
     pending: int = 0
 
     def seeds(self, columns: Iterable[Column]) -> list[int]:
-        """Seeds for which all these columns have a run."""
+        """Return the seeds for which all these columns have a run."""
         found = [{run.spec.seed for run in self.runs.get(column, ())} for column in columns]
         return sorted(set.intersection(*found)) if found else []
 
     def values(self, metric: str, columns: Sequence[Column]) -> list[float]:
-        """A metric, averaged over columns, for each seed that has them all."""
+        """Return a metric, averaged over columns, for each seed that has them all."""
         return [
             fmean(
                 run.totals[metric] for column in columns for run in self.runs[column] if run.spec.seed == seed
@@ -74,12 +74,12 @@ class Line:
         ]
 
     def mean(self, metric: str, columns: Sequence[Column]) -> float | None:
-        """The mean over seeds; None where no seed has all columns."""
+        """Return the mean over seeds; None where no seed has all columns."""
         values = self.values(metric, columns)
         return fmean(values) if values else None
 
     def spread(self, metric: str, columns: Sequence[Column]) -> float | None:
-        """The standard deviation over seeds; None for fewer than two."""
+        """Return the standard deviation over seeds; None for fewer than two."""
         values = self.values(metric, columns)
         return stdev(values) if len(values) > 1 else None
 
@@ -89,11 +89,11 @@ class Study:
     """All lines of a recipe, as far as its runs are done.
 
     Attributes:
-        recipe: What was asked.
-        columns: In the order of the recipe.
-        lines: Likewise, those that were asked for; a method with several rules has a line for each.
-        missing: Runs that are neither done nor failed.
-        failed: Runs that failed.
+        recipe: The recipe.
+        columns: Columns in the order of the recipe.
+        lines: Lines in the order of the recipe. A method with several rules has a line for each rule.
+        missing: Number of runs that are neither done nor failed.
+        failed: Number of runs that failed.
     """
 
     recipe: Recipe
@@ -103,21 +103,21 @@ class Study:
     failed: int
 
     def conditions(self) -> list[Cell]:
-        """The distinct conditions of the columns, in order."""
+        """Return the distinct conditions of the columns, in order."""
         return list(dict.fromkeys(column.condition for column in self.columns))
 
     def reference(self) -> str:
-        """Label of the line that the others are compared with."""
+        """Return the label of the line that the others are compared with."""
         wanted, labels = self.recipe.reference, [line.label for line in self.lines]
         return wanted if wanted is not None and (wanted in labels or not labels) else labels[-1]
 
 
 def study(store: Reader, name: str) -> Study:
-    """What the store says about one of its recipes.
+    """Return the table of a recipe from the runs of a store.
 
     Args:
-        store: Which holds the recipe and its runs, or a file of packed ones.
-        name: One of ``store.recipes()``.
+        store: A store, or a file of packed runs.
+        name: Name of a recipe, one of ``store.recipes()``.
     """
     recipes = store.recipes()
     if name not in recipes:
@@ -131,7 +131,7 @@ def study(store: Reader, name: str) -> Study:
     lines = [
         _choose(entry, rule, [member for member in members if member.label == entry.label], runs)
         for entry in list_entries(recipe)
-        if entry.label in asked  # some of them alone, if the command line said so
+        if entry.label in asked  # the command line can leave lines out
         for rule in entry.rules
     ]
     return Study(recipe, tuple(columns), tuple(lines), len(keys - set(runs) - failed), len(failed))
@@ -142,7 +142,7 @@ def _place(member: Member) -> Column:
 
 
 def _choose(entry: Entry, rule: Rule, members: Sequence[Member], runs: Mapping[str, Run]) -> Line:
-    """The line of a method under a rule: the best setting of its grid, and the runs of that setting."""
+    """The line of a method under a rule, with the runs of the setting that the rule chooses."""
     wanted = "oracle" if rule == "oracle" else "last"
     cells: dict[Cell, list[Member]] = {}
     for member in members:
@@ -167,10 +167,10 @@ def _choose(entry: Entry, rule: Rule, members: Sequence[Member], runs: Mapping[s
 
 
 def _find_best(cells: Mapping[Cell, Sequence[Member]], rule: Rule, runs: Mapping[str, Run]) -> Cell | None:
-    """The setting that a rule chooses; None while it cannot choose, so that no setting passes for the chosen one."""
+    """The setting that a rule chooses; None while it cannot choose."""
     judged = {cell: _list_judged(group, rule) for cell, group in cells.items()}
-    # A setting without a whole seed cannot be compared: the others are, by the seeds that all of them have, and the
-    # line says that something is pending.
+    # A setting without a complete seed is left out. The others are compared by the seeds that all of them have, and
+    # the line says that runs are pending.
     whole = {cell: seeds for cell, asked in judged.items() if (seeds := _list_seeds(asked, runs))}
     if shared := set.intersection(*whole.values()) if whole else set():
         scores = {
@@ -178,12 +178,14 @@ def _find_best(cells: Mapping[Cell, Sequence[Member]], rule: Rule, runs: Mapping
             for cell in whole
         }
         return min(scores, key=lambda cell: scores[cell])
-    only = next(iter(cells)) if len(cells) == 1 else None  # where nothing is searched, parts can be shown
+    only = (
+        next(iter(cells)) if len(cells) == 1 else None
+    )  # where nothing is searched, a part of the runs can be shown
     return only if only is not None and judged[only] else None
 
 
 def _list_seeds(asked: Sequence[Spec], runs: Mapping[str, Run]) -> set[int]:
-    """Seeds of which all runs are done."""
+    """Seeds whose runs are all done."""
     return {spec.seed for spec in asked} - {spec.seed for spec in asked if spec.key not in runs}
 
 

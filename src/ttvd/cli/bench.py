@@ -11,9 +11,8 @@ if TYPE_CHECKING:
     from ttvd.bench.engines import Engine
     from ttvd.bench.grid import Outcome, Plan
     from ttvd.bench.recipe import Recipe
-    from ttvd.bench.spec import Spec
+    from ttvd.bench.spec import Spec, WorkerConfig
     from ttvd.bench.store import Store
-    from ttvd.bench.worker_config import WorkerConfig
 
 _MOST_COLUMNS = 6  # of single domains in the table of a recipe; the page shows all
 
@@ -89,8 +88,7 @@ def _read(
     paths: list[Path], limit: int | None, seeds: str | None, only: list[str] | None = None
 ) -> "list[Recipe]":
     """The recipes with what the command line changes of them."""
-    from ttvd.bench.recipe import read_recipe
-    from ttvd.bench.recipe.cut import cut_limit, cut_lines, cut_seeds
+    from ttvd.bench.recipe import cut_limit, cut_lines, cut_seeds, read_recipe
 
     recipes = [read_recipe(path) for path in paths]
     names = [recipe.name for recipe in recipes]
@@ -119,7 +117,7 @@ def _parse_seeds(text: str) -> tuple[int, ...]:
 def _make_setting(
     data: Path | None, checkpoints: Path | None, device: str, threads: int, engine: str, compiled: bool
 ) -> "WorkerConfig":
-    from ttvd.bench.worker_config import WorkerConfig
+    from ttvd.bench.spec import WorkerConfig
     from ttvd.cli.needs import check_device, require
 
     if engine not in ("local", "ray"):

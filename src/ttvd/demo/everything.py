@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from ttvd.bench import Record, run
-from ttvd.bench.memory import watch_memory
+from ttvd.bench import Record, run_stream
+from ttvd.bench.run import watch_memory
 from ttvd.data.digits import split_digits
 from ttvd.demo.job import Domain, stream
 from ttvd.methods import Method, create, list_methods
@@ -56,7 +56,7 @@ def measure_method(name: str, limit: int, seed: int, folder: Path | None = None)
     _, _, images, labels = split_digits()
     shifted = DOMAIN.apply(images[:limit], seed)
     with watch_memory(torch.device("cpu")) as peak:
-        record = run(adapter, stream(shifted, labels[:limit], seed))
+        record = run_stream(adapter, stream(shifted, labels[:limit], seed))
     return Outcome(name, choose_checkpoint(method), record, peak.bytes)
 
 

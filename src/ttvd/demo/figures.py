@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor
 
-from ttvd.bench.figures.plane import trace_plane
+from ttvd.bench.figures.feature_plane import trace_plane
 from ttvd.bench.figures.samples import find_samples
 from ttvd.bench.figures.scene import describe_images
 from ttvd.demo.job import BATCH, Domain, Results, stream

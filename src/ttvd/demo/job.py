@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ttvd.bench import Interval, Record, Row, paired_difference, run, spec
+from ttvd.bench import Interval, Record, Row, paired_difference, run_stream, spec
 from ttvd.data.corruptions import corrupt
 from ttvd.data.digits import split_digits
 from ttvd.data.streams import batches, iid
@@ -126,7 +126,9 @@ def measure(
         for entry in entries:
             report = None if progress is None else _report(progress, entry, domain)
             adapter = entry.build(sources[entry.checkpoint])
-            records[entry.label, domain.label] = run(adapter, stream(shifted, labels, seed), progress=report)
+            records[entry.label, domain.label] = run_stream(
+                adapter, stream(shifted, labels, seed), progress=report
+            )
     return Results(records, entries, domains, seed)
 
 

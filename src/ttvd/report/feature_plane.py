@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import torch
 
-from ttvd.bench.figures.values import Description, Floats, Labels, Mask, PlaneData, Trace
+from ttvd.bench.figures.feature_plane import PlaneData
+from ttvd.bench.figures.scene import Description, Floats, Labels, Mask, Trace
 from ttvd.geometry import Diagram, assign, distances, grid_labels, soft_labels
 from ttvd.report import planes
 from ttvd.report.planes import Box, Grid

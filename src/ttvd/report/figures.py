@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ttvd.bench.figures.values import Description, unpack
+from ttvd.bench.figures.scene import Description, unpack
 from ttvd.report.page import Exhibit
 from ttvd.report.plane_exhibits import draw_plane
 from ttvd.report.sample_exhibits import draw_samples

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ttvd.bench.packed import PackedRuns
-from ttvd.bench.recipe import parse_recipe
-from ttvd.bench.recipe.planning import list_entries
+from ttvd.bench.recipe import list_entries, parse_recipe
 from ttvd.bench.study import study
 from ttvd.files import open_atomic
 from ttvd.report.main_table import BEGIN, END, MAIN, fill_markers, main_table

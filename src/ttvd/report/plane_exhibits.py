@@ -9,7 +9,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from ttvd.bench.figures.values import Description, Floats, Labels, PlaneData
+from ttvd.bench.figures.feature_plane import PlaneData
+from ttvd.bench.figures.scene import Description, Floats, Labels
 from ttvd.geometry import Diagram, margin, power_distances
 from ttvd.report import planes
 from ttvd.report.feature_plane import TURNED, Plane

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ttvd.bench.figures.values import Array, Description, Floats, Labels
+from ttvd.bench.figures.scene import Array, Description, Floats, Labels
 from ttvd.report.naming import find_noun, list_names
 from ttvd.report.page import Exhibit, Panel, Strip, encode
 from ttvd.report.samples import plot_bars, plot_image

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ttvd.bench.figures.values import Description, Floats, Mask, diagram_from_arrays
+from ttvd.bench.figures.scene import Description, Floats, Mask, diagram_from_arrays
 from ttvd.geometry import Diagram, grid_labels
 from ttvd.report import planes
 from ttvd.report.naming import find_noun, list_names, name_class, render_images

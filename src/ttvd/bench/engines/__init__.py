@@ -6,8 +6,7 @@ from collections import Counter, deque
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from ttvd.bench.spec import Run, Spec
-from ttvd.bench.worker_config import WorkerConfig
+from ttvd.bench.spec import Run, Spec, WorkerConfig
 from ttvd.data.sets import ImageSet
 
 TICK = 0.25

@@ -22,8 +22,7 @@ import torch.multiprocessing  # noqa: F401 (with it, tensors travel between proc
 from ttvd.bench.engines import Engine, Event, Failed, Finished, Message, Shared, WorkerLost
 from ttvd.bench.engines.worker import DoRun, Worker
 from ttvd.bench.job import execute as do_run
-from ttvd.bench.spec import Spec
-from ttvd.bench.worker_config import WorkerConfig
+from ttvd.bench.spec import Spec, WorkerConfig
 from ttvd.data.sets import ImageSet
 
 _SPAWN = multiprocessing.get_context("spawn")  # a forked process must not use CUDA or threads

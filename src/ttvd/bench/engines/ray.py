@@ -24,8 +24,7 @@ from ttvd import __version__
 from ttvd.bench.engines import Engine, Event, Failed, Finished, Message, Shared, WorkerLost
 from ttvd.bench.engines.worker import DoRun, Worker
 from ttvd.bench.job import execute as do_run
-from ttvd.bench.spec import Spec
-from ttvd.bench.worker_config import WorkerConfig
+from ttvd.bench.spec import Spec, WorkerConfig
 from ttvd.data.sets import ImageSet
 
 _COUNT_EVERY = 5.0  # seconds between two looks at the size of the cluster, which may grow

@@ -9,8 +9,7 @@ import torch
 
 from ttvd.bench.engines import Advanced, Event, Failed, Finished, Shared, Started
 from ttvd.bench.resources import Resources
-from ttvd.bench.spec import Run, Spec
-from ttvd.bench.worker_config import WorkerConfig
+from ttvd.bench.spec import Run, Spec, WorkerConfig
 
 REPORT_EVERY = 0.2
 """Seconds between two reports on the progress of a run."""

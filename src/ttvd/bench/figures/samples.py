@@ -2,32 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from heapq import nlargest
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ttvd.bench.figures.scene import GAMMA, Batches, Options, Scene, check_count, trace
-from ttvd.bench.figures.values import Array, Description, Floats, Labels, Tree
+from ttvd.bench.figures.paper import SAMPLES, STATISTICS, FigureMethod
+from ttvd.bench.figures.scene import (
+    GAMMA,
+    Array,
+    Batches,
+    Description,
+    FigureOptions,
+    Floats,
+    Labels,
+    Scene,
+    Tree,
+    build_adapter,
+    check_count,
+    trace,
+)
 from ttvd.geometry import Diagram, distances, soft_labels, view_influence, view_scores
-from ttvd.methods import create
 from ttvd.nn.split import SplitModel
-from ttvd.nn.views import AggregatedViews, rotate
+from ttvd.nn.views import rotate
 from ttvd.zoo.sites import Sites
 
 
 @dataclass(frozen=True)
-class SampleOptions(Options):
-    """Of the sample analysis.
+class SampleOptions(FigureOptions):
+    """Options of the sample analysis.
 
     Attributes:
-        count: How many images to show.
+        count: Number of images to show.
     """
 
     count: int = 1
+    defaults = SAMPLES
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -39,16 +53,25 @@ class Samples:
     """Images that one view gets wrong and all views get right, the clearest first.
 
     Attributes:
-        images: (m, v, c, h, w) bytes, one for each rotation.
-        distances: (m, v, k) from each view to the sites of its own rotation.
-        influence: (m, k) of the cluster-induced Voronoi diagram.
-        truth: (m,) classes.
+        images: (m, v, c, h, w) bytes, one picture for each rotation.
+        distances: (m, v, k) distances from each view to the sites of its own rotation.
+        influence: (m, k) influences of the cluster-induced Voronoi diagram.
+        truth: (m,) true classes.
     """
 
     images: Array
     distances: Floats
     influence: Floats
     truth: Labels
+
+    def to_arrays(self) -> Tree:
+        """Return the values as named arrays."""
+        return dict(vars(self))
+
+    @classmethod
+    def from_arrays(cls, tree: Mapping[str, Any]) -> Samples:
+        """Return the values that :meth:`to_arrays` was called on."""
+        return cls(tree["images"], tree["distances"], tree["influence"], tree["truth"])
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,35 +82,42 @@ class _Candidate:
     features: Tensor
 
 
-def check_samples(scene: Scene, _: SampleOptions) -> None:
-    """Raise unless margins can be compared as probabilities."""
+def check(scene: Scene, _: SampleOptions) -> None:
+    """Raise unless the sites have the temperatures with which margins become probabilities."""
     scene.sites.temperature("vd")
     scene.sites.temperature("civd", GAMMA)
 
 
-def compute_samples(scene: Scene, options: SampleOptions) -> tuple[Description, Tree]:
-    """What the figure is drawn from."""
-    samples, counts = find_samples(scene.parts, scene.sites, scene.stream, options.count)
-    return counts, vars(samples)
+def compute(scene: Scene, options: SampleOptions) -> tuple[Samples, Description]:
+    """Compute the values that the figure is drawn from, and facts about them."""
+    method = options.figure_methods()[STATISTICS]
+    return find_samples(scene.parts, scene.sites, scene.stream, options.count, method)
 
 
 def find_samples(
-    parts: SplitModel, sites: Sites, stream: Batches, count: int = 1
+    parts: SplitModel,
+    sites: Sites,
+    stream: Batches,
+    count: int = 1,
+    method: FigureMethod = SAMPLES[STATISTICS],
 ) -> tuple[Samples, Description]:
-    """The images that all views correct most clearly, with batch statistics and no other adaptation.
+    """Find the images that all views together correct most clearly.
+
+    Two margins of probabilities decide: that of the wrong class over the true one for the upright view, and that of
+    the true class over all others for all views. The images with the largest minimum of the two come first.
 
     Args:
         parts: A label-augmented model.
-        sites: Its sites.
+        sites: Sites of the model.
         stream: Corrupted images.
-        count: How many to find, each of another class; fewer where no more classes have one.
+        count: Number of images to find, each of another class; there may be fewer.
+        method: Method that makes the features: batch statistics and no other adaptation.
 
     Returns:
-        The images, those first whose two margins, of the wrong class over the true one for one view and of the true
-        class over all others for all views, have the largest minimum, as probabilities. And how many images were
-        ``seen``, are corrected (``found``), and are got wrong by all views only (``spoilt``).
+        The images, and the number of images that were ``seen``, that all views correct (``found``), and that only all
+        views get wrong (``spoilt``).
     """
-    adapter = create("bn", AggregatedViews(parts, sites.views, sites.views))
+    adapter = build_adapter(method, parts, sites)
     best: dict[int, _Candidate] = {}
     found = spoilt = seen = 0
     for x, y in stream:

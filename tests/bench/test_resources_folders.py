@@ -9,14 +9,17 @@ import pytest
 import torch
 
 import ttvd
-from tests.bench.picture_trees import CLASSES, plant
+from tests.helpers.picture_trees import CLASSES, plant
+from ttvd.bench.figures import check_figures, make_figure
 from ttvd.bench.job import execute, make_order
-from ttvd.bench.recipe import parse_recipe, plan
+from ttvd.bench.plan import plan
+from ttvd.bench.recipe import parse_recipe
 from ttvd.bench.resources import Resources
-from ttvd.bench.spec import Domain, Spec
-from ttvd.bench.worker_config import WorkerConfig
+from ttvd.bench.spec import Domain, Spec, WorkerConfig
 from ttvd.data.digits import split_digits
 from ttvd.data.sets import ImageFolder
+from ttvd.source import estimate_sites
+from ttvd.zoo.checkpoint import Card, build_model, save_checkpoint
 
 C = 'data.set = "imagenet-c"\ndata.corruptions = ["fog"]\nstream.batch_size = 4\ncheckpoints.plain = "net"\n'
 R = C.replace("imagenet-c", "imagenet-r").replace("fog", "none")
@@ -112,7 +115,49 @@ def test_a_stack_of_the_user_comes_corrupted(tmp_path: Path) -> None:
 def test_training_pictures_are_not_looked_for_among_other_sets(root: Path, tmp_path: Path) -> None:
     shutil.copytree(root / "ImageNet-C", tmp_path / "ImageNet-C")
     resources = Resources(WorkerConfig(tmp_path, root / "models"))
-    with pytest.raises(FileNotFoundError, match="training pictures"):
-        execute(make_spec(resources, C, "adanpc"), resources)
+    with pytest.raises(ValueError, match=r"adanpc needs features.*training pictures"):
+        make_spec(resources, C, "adanpc")
     whole = make_resources(root)
     assert execute(make_spec(whole, C, "adanpc"), whole).totals["n"] == 8
+
+
+@pytest.fixture
+def own_arrays(tmp_path: Path) -> Path:
+    _, _, images, labels = split_digits()
+    np.save(tmp_path / "images.npy", (images[:64] * 255).round().byte().numpy())
+    np.save(tmp_path / "labels.npy", labels[:64].numpy())
+    return tmp_path
+
+
+ARRAYS = 'data.set = "arrays"\ndata.corruptions = ["none"]\ncheckpoints.plain = "digits-plain"\n'
+
+
+def test_sets_without_training_images_are_for_methods_that_need_none(own_arrays: Path) -> None:
+    resources = Resources(WorkerConfig(own_arrays))
+    assert execute(make_spec(resources, ARRAYS, "source"), resources).totals["n"] == 64
+    with pytest.raises(ValueError, match=r"line 'eata': eata needs fisher, .*arrays has no split"):
+        make_spec(resources, ARRAYS, "eata")
+    with pytest.raises(ValueError, match=r"civd needs sites, .*save sites beside digits-rotation"):
+        make_spec(resources, ARRAYS + 'checkpoints.sites = "digits-rotation"\n', "civd")
+    beside = make_spec(resources, ARRAYS + 'checkpoints.sites = "digits-sla"\n', "civd")
+    assert execute(beside, resources).totals["error"] < 0.1
+
+
+def test_figures_on_folders_are_refused_by_the_plan_or_can_be_made(root: Path, tmp_path: Path) -> None:
+    small = {"num_classes": 4 * len(CLASSES), "in_channels": 3, "widths": [4, 6], "blocks": [1, 1]}
+    card = Card("resnet", small, head_views=4)
+    torch.manual_seed(0)
+    model = build_model(card)
+    save_checkpoint(tmp_path / "sla.safetensors", model, card)
+    text = (
+        'data.set = "folder"\ndata.corruptions = ["none"]\nstream.batch_size = 2\ncheckpoints.sites = "sla"\n'
+    )
+    text += '[[methods]]\nname = "civd"\n[[figures]]\nkind = "samples"\n'
+    recipe, config = parse_recipe(text, "own"), WorkerConfig(root / "val", tmp_path)
+    with pytest.raises(ValueError, match=r"figure 01-samples: .*folder has no split"):
+        check_figures(recipe, Resources(config))
+    sites = estimate_sites(model, ImageFolder(root / "val"), num_classes=len(CLASSES), views=4)
+    sites.with_temperatures({"vd": 1.0, "civd@-0.8": 1.0}).save(tmp_path / "sla.sites.safetensors")
+    resources = Resources(config)
+    check_figures(recipe, resources)
+    assert make_figure(recipe.figures[0], recipe, resources)[0]["seen"] == len(CLASSES)

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from ttvd.bench import resources as module
-from ttvd.bench.job import _stream, cut_order, identify_adapter, make_order
-from ttvd.bench.recipe import parse_recipe, plan
+from ttvd.bench.job import cut_order, identify_adapter, load_batches, make_order
+from ttvd.bench.plan import plan
+from ttvd.bench.recipe import parse_recipe
 from ttvd.bench.resources import Resources
-from ttvd.bench.spec import Domain, Spec
-from ttvd.bench.worker_config import WorkerConfig
+from ttvd.bench.spec import Domain, Spec, WorkerConfig
 
 TEXT = """
 data = {set = "digits", corruptions = ["fog", "snow", "contrast"], limit = 30}
@@ -45,10 +45,10 @@ def test_domains_are_kept_as_long_as_there_is_room(
     resources = Resources(WorkerConfig(), resources.shared())
     spec = replace(make_spec(resources), domains=DOMAINS[:1])
     pixels = resources.base("digits").images[0].nbytes  # type: ignore[union-attr]
-    monkeypatch.setattr(module, "_ROOM", 3 * 30 * (pixels + 8))
+    monkeypatch.setattr(module, "_IMAGE_BYTES", 3 * 30 * (pixels + 8))
     show(resources, spec, *DOMAINS[:3], DOMAINS[0], DOMAINS[3])
     assert kept(resources) == [DOMAINS[2], DOMAINS[0], DOMAINS[3]]
-    monkeypatch.setattr(module, "_ROOM", 0)
+    monkeypatch.setattr(module, "_IMAGE_BYTES", 0)
     assert resources.prepare(replace(spec, domains=DOMAINS)) == resources.device
     assert set(kept(resources)) == set(DOMAINS)  # those of one run all stay
     show(resources, replace(spec, domains=(Domain("fog", 1),)), Domain("fog", 1))
@@ -60,7 +60,7 @@ def test_runs_are_ordered_by_adapter_if_all_images_can_be_kept(
 ) -> None:
     recipe = parse_recipe(TEXT, "test")
     by_adapter = plan(recipe, resources)
-    monkeypatch.setattr(module, "_ROOM", 1000)
+    monkeypatch.setattr(module, "_IMAGE_BYTES", 1000)
     by_domain = plan(recipe, resources)
     assert len(by_adapter) == 12
     assert {member.spec.key for member in by_adapter} == {member.spec.key for member in by_domain}
@@ -78,7 +78,7 @@ def test_runs_are_ordered_by_adapter_if_all_images_can_be_kept(
 def test_batches_show_the_rows_of_the_order(resources: Resources, join: str, count: int) -> None:
     spec = replace(make_spec(resources), domains=DOMAINS[:count], join=join, batch_size=7)  # type: ignore[arg-type]
     batches, labels = cut_order(spec, make_order(spec, resources)), resources.labels(spec)
-    found = list(_stream(spec, resources, batches, labels, resources.prepare(spec)))
+    found = list(load_batches(spec, resources, batches, labels, resources.prepare(spec)))
     assert len(found) == len(batches)
     for rows, (images, truth) in zip(batches, found, strict=True):
         assert torch.equal(truth, labels[torch.from_numpy(rows[:, 1])])

@@ -1,21 +1,70 @@
-"""A small world in colours: pictures of a few classes and a label-augmented model with random weights."""
+"""Runs on digits, and a small set of coloured pictures with a label-augmented model of random weights."""
 
+from functools import cache
+from importlib.resources import files
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
+from ttvd.bench.plan import plan
 from ttvd.bench.recipe import Recipe, parse_recipe
 from ttvd.bench.resources import Resources
-from ttvd.bench.worker_config import WorkerConfig
-from ttvd.data.sets import ImageSet
+from ttvd.bench.spec import Run, Spec, WorkerConfig
+from ttvd.data.sets import ImageSet, load_set
 from ttvd.nn.resnet import init_weights
 from ttvd.nn.split import split
 from ttvd.nn.views import rotate
 from ttvd.source import estimate_sites
 from ttvd.zoo.checkpoint import Card, build_model, save_checkpoint
 
+DIGITS = """
+data = {set = "digits", corruptions = ["fog"], limit = 150}
+[checkpoints]
+plain = "digits-plain"
+sites = "digits-sla"
+"rotation head" = "digits-rotation"
+"instance-aware norm" = "digits-instance-aware"
+"""
 NAMES = ("airplane", "bird", "cat", "dog", "frog")
+
+
+@cache
+def shared_resources() -> Resources:
+    """Resources of the package's own files, for tests that change nothing in them."""
+    return Resources(WorkerConfig())
+
+
+def digits_resources(training: int = 600, checkpoints: Path | None = None) -> Resources:
+    """New resources with the digits, and with few of their training images: to go through all of them takes long."""
+    resources = Resources(WorkerConfig(checkpoints=checkpoints), _load_digits("test"))
+    images = _load_digits("train")["digits"]
+    resources._cache["training", "digits"] = images.subset(torch.arange(training))
+    return resources
+
+
+@cache
+def _load_digits(split: str) -> dict[str, ImageSet]:
+    images = load_set("digits", split=split)  # type: ignore[arg-type]
+    assert isinstance(images, ImageSet)
+    return {"digits": images}
+
+
+def make_spec(resources: Resources, method: str, extra: str = "", text: str = DIGITS) -> Spec:
+    """The first run of a recipe with one method."""
+    return plan(parse_recipe(f'{text}\n[[methods]]\nname = "{method}"\n{extra}', "test"), resources)[0].spec
+
+
+def list_rows(run: Run) -> list[object]:
+    """The rows of a run without their times."""
+    return [(row.metrics, row.kept, row.domain) for row in run.record.rows]
+
+
+def copy_checkpoint(name: str, folder: Path) -> Path:
+    """Copy a checkpoint of the package, with its sites; returns the folder."""
+    for file in (Path(str(files("ttvd.zoo"))) / "checkpoints").glob(f"{name}*"):
+        (folder / file.name).write_bytes(file.read_bytes())
+    return folder
 
 
 def make_pictures(count: int, classes: int, seed: int = 0) -> ImageSet:
@@ -50,7 +99,7 @@ def _settle(model: nn.Module, images: Tensor) -> None:
 
 
 def make_resources(folder: Path, classes: int = 5, count: int = 320) -> Resources:
-    """A resources with the pictures as ``cifar10`` and the model as ``tiny``."""
+    """Resources with the pictures as ``cifar10`` and the model as ``tiny``."""
     arguments = {
         "num_classes": 4 * classes,
         "in_channels": 3,
