@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from ttvd.nn.instance_norm import InstanceAwareBatchNorm2d
 from ttvd.nn.norms import Statistics, apply_statistics, select_parameters
 from ttvd.nn.resnet import ResNet
+from ttvd.source.config import Recipe
 from ttvd.source.evaluate import evaluate
-from ttvd.source.recipe import Recipe
 from ttvd.source.train import train
 from ttvd.zoo.checkpoint import Card, load_checkpoint, save_checkpoint
 

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from tests.source.test_train import make_model, make_stripes
 from ttvd.nn.rotation import RotationNet
+from ttvd.source.config import Recipe
 from ttvd.source.evaluate import evaluate
-from ttvd.source.recipe import Recipe
 from ttvd.source.state import Epoch, Training
 from ttvd.source.steps import make_optimizer
 from ttvd.source.train import train

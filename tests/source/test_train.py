@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from ttvd.nn.resnet import ResNet
 from ttvd.nn.rotation import RotationNet
 from ttvd.nn.split import split
+from ttvd.source.config import Recipe
 from ttvd.source.evaluate import evaluate
 from ttvd.source.objectives import plain_loss, rotation_loss, sla_loss
-from ttvd.source.recipe import Recipe
 from ttvd.source.state import Epoch
 from ttvd.source.train import train
 from ttvd.zoo.tensorfile import write_tensors

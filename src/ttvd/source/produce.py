@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from ttvd.nn.resnet import init_weights
+from ttvd.source.calibration import calibrate
+from ttvd.source.config import Recipe
 from ttvd.source.evaluate import evaluate
 from ttvd.source.held_out import is_held_out
-from ttvd.source.recipe import Recipe
 from ttvd.source.sites import estimate_sites
 from ttvd.source.state import Epoch
-from ttvd.source.temperature import calibrate
 from ttvd.source.train import train
 from ttvd.zoo.catalog import available, load, sites_path
 from ttvd.zoo.checkpoint import Card, build_model, save_checkpoint

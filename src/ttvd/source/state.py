@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ttvd.source.recipe import Recipe
+from ttvd.source.config import Recipe
 from ttvd.zoo.tensorfile import read_tensors, write_tensors
 
 KIND = "ttvd.training"

@@ -7,11 +7,11 @@ from torch import Tensor, nn
 
 from ttvd.engine.cuda_graphs import capturing, refusing_to_wait
 from ttvd.engine.graph_guard import GraphGuard, has_hooks
-from ttvd.source.augment import crop_and_flip
+from ttvd.nn.augment import crop_and_flip
+from ttvd.source.config import Recipe
 from ttvd.source.distributed import Group
 from ttvd.source.images import to_unit
 from ttvd.source.objectives import LOSSES
-from ttvd.source.recipe import Recipe
 from ttvd.source.state import Training
 
 _WARM_UPS = 3  # steps before the recording: libraries choose their kernels, the optimizer makes its slots

@@ -15,11 +15,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ttvd.source.augment import draw_crops
+from ttvd.nn.augment import draw_crops
+from ttvd.source.config import Recipe
 from ttvd.source.distributed import Group, join_group, local_device
 from ttvd.source.images import check_images, check_labels, to_unit
 from ttvd.source.objectives import check_model
-from ttvd.source.recipe import Recipe
 from ttvd.source.state import Epoch, Training
 from ttvd.source.steps import Steps, can_record, make_optimizer
 

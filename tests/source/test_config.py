@@ -3,9 +3,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ttvd.source.augment import crop_and_flip, draw_crops
+from ttvd.nn.augment import crop_and_flip, draw_crops
+from ttvd.source.config import Recipe
 from ttvd.source.distributed import Group
-from ttvd.source.recipe import Recipe
 from ttvd.source.train import plan_epoch
 
 
