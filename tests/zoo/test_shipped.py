@@ -28,8 +28,8 @@ def test_a_card_says_what_the_model_is(name: str) -> None:
     assert source.model(torch.rand(2, 3, 32, 32)).shape == (2, classes * card.head_views)
     assert "45,000 of the 50,000" in card.data
     kind = name.split("26-")[1].split("-", 1)[1]
-    assert card.recipe["objective"] in {"instance-aware": ("plain", "rotation")}.get(kind, (kind,))
-    assert card.rotation_head == (card.recipe["objective"] == "rotation")
+    assert card.training["objective"] in {"instance-aware": ("plain", "rotation")}.get(kind, (kind,))
+    assert card.rotation_head == (card.training["objective"] == "rotation")
     for accuracy in (card.accuracy_one_view, card.held_out_one_view):
         assert accuracy is not None
         assert accuracy > (0.66 if classes == 100 else 0.92)
