@@ -29,8 +29,8 @@ from ttvd.data.sets import ImageSet, load_set
 from ttvd.nn.fingerprint import fingerprint
 from ttvd.nn.rotation import RotationNet
 from ttvd.nn.split import split
-from ttvd.source import Epoch, Recipe, calibrate, estimate_sites, evaluate, train
-from ttvd.source.held_out import is_held_out
+from ttvd.source import Epoch, TrainingConfig, calibrate, estimate_sites, evaluate, train
+from ttvd.source.features import is_held_out
 from ttvd.zoo.catalog import available, load, sites_path
 from ttvd.zoo.checkpoint import Card, save_checkpoint
 from ttvd.zoo.sites import Sites
@@ -102,9 +102,9 @@ def augment(job: Job) -> tuple[nn.Module, Card]:
     return split(job.start).augmented(VIEWS).model, replace(job.card, arguments=arguments, head_views=VIEWS)
 
 
-def make_recipe(epochs: int, lr: float) -> Recipe:
+def make_config(epochs: int, lr: float) -> TrainingConfig:
     """That of tools/train_cifar.py but for the learning rate: a large one would forget what is there."""
-    return Recipe(
+    return TrainingConfig(
         "sla", epochs=epochs, lr=lr, nesterov=True, schedule="onecycle", precision="bf16", channels_last=True
     )
 
@@ -132,13 +132,13 @@ def is_done(folder: Path, name: str, card: Card) -> bool:
         return False
     if found.card is None or found.sites is None:
         return False
-    # The words name the weights that it was made from. A recipe that has been JSON has lists for tuples.
-    recipe = json.loads(json.dumps(dict(card.recipe)))
-    return found.card.data == card.data and found.card.recipe == recipe
+    # The words name the weights that it was made from. A config that has been JSON has lists for tuples.
+    config = json.loads(json.dumps(dict(card.training)))
+    return found.card.data == card.data and found.card.training == config
 
 
 def make_plain(job: Job, options: argparse.Namespace, bars: Progress) -> None:
-    """The classifier as it is, with sites of four rotations; recipe and accuracy stay true of the same weights."""
+    """The classifier as it is, with sites of four rotations; config and accuracy stay true of the same weights."""
     name = f"resnet26-{job.name}-plain"
     card = replace(job.card, data=f"{job.card.data}; {job.words}")
     if is_done(options.out, name, card):
@@ -151,12 +151,12 @@ def make_plain(job: Job, options: argparse.Namespace, bars: Progress) -> None:
 
 def make_finetuned(job: Job, options: argparse.Namespace, bars: Progress) -> None:
     """The classifier after a few epochs of label augmentation, with sites and temperatures of its own."""
-    name, recipe = f"resnet26-{job.name}-finetuned", make_recipe(options.epochs, options.lr)
+    name, config = f"resnet26-{job.name}-finetuned", make_config(options.epochs, options.lr)
     model, card = augment(job)
     words = f"{job.card.data}; fine-tuned for {options.epochs} epochs by label augmentation {job.words}"
     if options.limit is not None:
         words += f", measured on {len(job.test):,} of the test images"
-    card = replace(card, data=words, recipe=asdict(recipe), seed=recipe.seed)
+    card = replace(card, data=words, training=asdict(config), seed=config.seed)
     if is_done(options.out, name, card):
         bars.print(f"{name}: is there already")
         return
@@ -169,11 +169,11 @@ def make_finetuned(job: Job, options: argparse.Namespace, bars: Progress) -> Non
             f"{epoch.seconds:.1f} s"
         )
 
-    # The state of a training knows its data and its recipe but not its first weights: its name does.
+    # The state of a training knows its data and its config but not its first weights: its name does.
     resume = options.out / f"{name}-{fingerprint(job.start)}.training"
     images, labels = job.training.images, job.training.labels
     model.to(options.device)
-    train(model, images, labels, recipe, checkpoint=resume, progress=advance, compile=options.compile)
+    train(model, images, labels, config, checkpoint=resume, progress=advance, compile=options.compile)
     model.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]  # missing in torch's stubs
     make_sites(model, job, name, bars).save(sites_path(options.out, name))
     measure = partial(evaluate, model, job.test.images, job.test.labels, head_views=VIEWS)
@@ -210,7 +210,7 @@ def read_options(arguments: Sequence[str] | None) -> argparse.Namespace:
 def main(arguments: Sequence[str] | None = None) -> None:
     options = read_options(arguments)
     try:
-        make_recipe(options.epochs, options.lr)  # refuses what cannot be trained with
+        make_config(options.epochs, options.lr)  # refuses what cannot be trained with
         jobs = [prepare(data, options) for data in options.sets]
         options.out.mkdir(parents=True, exist_ok=True)
         with Progress() as bars:

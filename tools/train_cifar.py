@@ -16,7 +16,7 @@ from typing import Any
 from rich.progress import Progress
 
 from ttvd.data.sets import ImageSet, load_set
-from ttvd.source import Epoch, Recipe
+from ttvd.source import Epoch, TrainingConfig
 from ttvd.source.produce import produce
 from ttvd.zoo.checkpoint import Card
 
@@ -35,16 +35,16 @@ STATISTICS = {"cifar100": {"mean": [0.5071, 0.4865, 0.4409], "std": [0.2673, 0.2
 
 
 def make_card(data: str, kind: str, classes: int) -> Card:
-    objective = make_recipe(data, kind, None).objective
+    objective = make_config(data, kind, None).objective
     head_views = 4 if objective == "sla" else 1
     arguments = {"num_classes": classes * head_views, "norm": KINDS[kind], **STATISTICS.get(data, {})}
     words = f"{data.upper().replace('CIFAR', 'CIFAR-')}, 45,000 of the 50,000 training images"
     return Card("resnet26", arguments, head_views, objective == "rotation", data=words)
 
 
-def make_recipe(data: str, kind: str, epochs: int | None) -> Recipe:
+def make_config(data: str, kind: str, epochs: int | None) -> TrainingConfig:
     """TTAB's augmentation, batch and, but for ``OTHERS``, decay; one cycle of a larger rate needs fewer epochs."""
-    usual = Recipe(
+    usual = TrainingConfig(
         objective=kind if kind in ("sla", "rotation") else "plain",
         epochs=EPOCHS[kind],
         lr=0.3,
@@ -53,8 +53,8 @@ def make_recipe(data: str, kind: str, epochs: int | None) -> Recipe:
         precision="bf16",
         channels_last=True,
     )
-    recipe = replace(usual, **OTHERS.get((data, kind), {}))
-    return recipe if epochs is None else replace(recipe, epochs=epochs)
+    config = replace(usual, **OTHERS.get((data, kind), {}))
+    return config if epochs is None else replace(config, epochs=epochs)
 
 
 def train_one(data: str, kind: str, options: argparse.Namespace) -> None:
@@ -62,9 +62,9 @@ def train_one(data: str, kind: str, options: argparse.Namespace) -> None:
     training, test = ((images.images, images.labels) for images in sets if isinstance(images, ImageSet))
     name = f"resnet26-{data}-{kind}"
     classes = int(training[1].max()) + 1
-    recipe = make_recipe(data, kind, options.epochs)
+    config = make_config(data, kind, options.epochs)
     with Progress() as bars:
-        bar = bars.add_task(name, total=recipe.epochs)
+        bar = bars.add_task(name, total=config.epochs)
 
         def advance(epoch: Epoch) -> None:
             bars.update(bar, completed=epoch.number + 1)
@@ -78,7 +78,7 @@ def train_one(data: str, kind: str, options: argparse.Namespace) -> None:
             options.out,
             name,
             make_card(data, kind, classes),
-            recipe,
+            config,
             training,
             test,
             fractions=FRACTIONS if kind == "sla" else (1.0,),

@@ -15,7 +15,7 @@ from ttvd.nn.fingerprint import fingerprint
 from ttvd.nn.split import SplitModel, split
 from ttvd.nn.views import rotate
 from ttvd.source.calibration import calibrate, fit_temperature
-from ttvd.source.collect import choose_rows
+from ttvd.source.features import choose_rows
 from ttvd.source.sites import estimate_sites
 from ttvd.zoo.sites import Sites
 

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from ttvd.source.evaluate import evaluate
+from ttvd.source.produce import evaluate
 
 
 def test_evaluate_counts_and_restores_flags() -> None:

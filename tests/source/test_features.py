@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from ttvd.nn.fingerprint import fingerprint
 from ttvd.nn.resnet import ResNet
 from ttvd.nn.split import split
-from ttvd.source.collect import collect_features
+from ttvd.source.features import collect_features
 from ttvd.zoo.source_features import SourceFeatures
 from ttvd.zoo.tensorfile import write_tensors
 
@@ -147,7 +147,7 @@ def test_files_of_another_kind_are_refused(tmp_path: Path) -> None:
     write_tensors(path, {"features": torch.eye(2)}, kind="ttvd.sites", version=1)
     with pytest.raises(ValueError, match=r"not a ttvd\.source_features file"):
         SourceFeatures.load(path)
-    write_tensors(path, {"features": torch.eye(2)}, kind="ttvd.source_features", version=1)
+    write_tensors(path, {"features": torch.eye(2)}, kind="ttvd.source_features", version=2)
     with pytest.raises(ValueError, match="not a valid"):
         SourceFeatures.load(path)
     with pytest.raises(FileNotFoundError):

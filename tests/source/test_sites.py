@@ -1,14 +1,17 @@
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
+from ttvd.nn.fingerprint import fingerprint
 from ttvd.nn.resnet import ResNet
 from ttvd.nn.split import split
-from ttvd.source.sites import choose_fraction, estimate_sites
-from ttvd.zoo.sites import fingerprint
+from ttvd.source import calibrate, collect_features, estimate_fisher, evaluate
+from ttvd.source.features import choose_fraction
+from ttvd.source.sites import estimate_sites
 
 
 def make_net(outputs: int = 12) -> ResNet:
@@ -144,14 +147,54 @@ def test_errors_name_what_is_wrong() -> None:
         estimate_sites(net, (x, y.float()))
 
 
-def test_streams_need_the_number_of_classes_and_all_the_data() -> None:
+def test_streams_are_used_completely() -> None:
     net, batch = make_net(), make_data()
-    with pytest.raises(ValueError, match="needs num_classes and fraction=1"):
-        estimate_sites(net, [batch])
-    with pytest.raises(ValueError, match="needs num_classes and fraction=1"):
+    with pytest.raises(ValueError, match="fraction=1"):
         estimate_sites(net, [batch], num_classes=3, fraction=0.5)
     with pytest.raises(ValueError, match="no images to estimate sites from"):
         estimate_sites(net, [], num_classes=3)
+
+
+@pytest.mark.parametrize("outputs", [3, 6, 12])
+def test_a_stream_needs_no_number_of_classes(outputs: int) -> None:
+    """The labels say whether a head of n outputs has n classes, or fewer with rotations."""
+    net, (images, labels) = make_net(outputs), make_data()
+    loader = DataLoader(TensorDataset(images, labels), batch_size=8)
+    found = estimate_sites(net, loader)
+    expected = estimate_sites(net, (images, labels), num_classes=3, batch_size=8)
+    assert torch.equal(found.means, expected.means)
+    assert torch.equal(found.counts, expected.counts)
+
+
+@pytest.mark.parametrize("form", [list, tuple])
+def test_labels_that_do_not_fit_the_head_are_refused_with_the_line_to_write(form: type) -> None:
+    data: Any = make_data() if form is tuple else [make_data()]
+    with pytest.raises(
+        ValueError, match=r"3 classes .* 9 outputs.*estimate_sites\(model, data, num_classes=3\)"
+    ):
+        estimate_sites(make_net(9), data)
+    assert estimate_sites(make_net(9), data, num_classes=3).num_classes == 3
+    plain: Any = make_net(12)
+    plain.head_views = 1  # what the card of a checkpoint says
+    with pytest.raises(ValueError, match=r"3 classes .* 12 outputs"):
+        estimate_sites(plain, data)
+
+
+def test_images_of_another_size_than_the_card_says_are_refused() -> None:
+    net: Any = make_net()
+    images, labels = make_data()
+    net.trained_input_shape = (1, 32, 32)
+    for use in (estimate_sites, collect_features):
+        with pytest.raises(ValueError, match=r"\(1, 32, 32\), got \(1, 6, 6\).*Resize"):
+            use(net, (images, labels))
+    with pytest.raises(ValueError, match="Resize"):
+        evaluate(split(net), images, labels)
+    with pytest.raises(ValueError, match="Resize"):
+        estimate_fisher(net, images)
+    net.trained_input_shape = tuple(images.shape[1:])
+    sites = estimate_sites(net, (images, labels))
+    with pytest.raises(ValueError, match="Resize"):
+        calibrate(net, sites, (images[..., 1:, 1:], labels))
 
 
 class Between(nn.Module):

@@ -9,9 +9,8 @@ from torch import Tensor, nn
 
 from tests.source.test_train import make_model, make_stripes
 from ttvd.nn.rotation import RotationNet
-from ttvd.source.config import Recipe
-from ttvd.source.evaluate import evaluate
-from ttvd.source.state import Epoch, Training
+from ttvd.source.config import Epoch, TrainingConfig, TrainingState
+from ttvd.source.produce import evaluate
 from ttvd.source.steps import make_optimizer
 from ttvd.source.train import train
 
@@ -46,10 +45,10 @@ def test_compiled_training_gives_the_same_weights(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(
         torch, "compile", lambda loss, **options: whole(loss, backend=count, fullgraph=True, **options)
     )
-    recipe = Recipe("sla", epochs=2, batch_size=32, padding=1, **SGD)  # type: ignore[arg-type]
+    config = TrainingConfig("sla", epochs=2, batch_size=32, padding=1, **SGD)  # type: ignore[arg-type]
     nets = [make_net("sla", "cpu") for _ in range(2)]
     history = [
-        train(net, *make_stripes(100), recipe, compile=fast)
+        train(net, *make_stripes(100), config, compile=fast)
         for net, fast in zip(nets, (False, True), strict=True)
     ]
     assert len(graphs) == 1  # all steps of both epochs are one shape
@@ -60,7 +59,7 @@ def test_compiled_training_gives_the_same_weights(monkeypatch: pytest.MonkeyPatc
 
 def test_no_gradients_are_left_behind() -> None:
     net = make_net("plain", "cpu")
-    train(net, *make_stripes(64), Recipe("plain", epochs=1, batch_size=32, padding=0))
+    train(net, *make_stripes(64), TrainingConfig("plain", epochs=1, batch_size=32, padding=0))
     assert all(parameter.grad is None for parameter in net.parameters())
 
 
@@ -72,10 +71,10 @@ def test_recorded_training_is_the_written_one(
     objective: str, options: dict[str, Any], norm: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)  # two trainings differ otherwise
-    recipe = Recipe(objective, epochs=3, batch_size=32, padding=1, **options)
+    config = TrainingConfig(objective, epochs=3, batch_size=32, padding=1, **options)
     nets = [make_net(objective, "cuda", norm) for _ in range(2)]
-    recorded = train(nets[0], *make_stripes(200), recipe)
-    written = train(nets[1], *make_stripes(200), recipe, capture="never")
+    recorded = train(nets[0], *make_stripes(200), config)
+    written = train(nets[1], *make_stripes(200), config, capture="never")
     for mine, theirs in zip(recorded.epochs, written.epochs, strict=True):
         assert mine.loss == pytest.approx(theirs.loss, rel=5e-3)
         assert mine.lr == theirs.lr
@@ -85,18 +84,18 @@ def test_recorded_training_is_the_written_one(
 @needs_cuda
 def test_recorded_training_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
-    recipe = Recipe("sla", epochs=4, batch_size=32, padding=1, channels_last=True, **SGD)  # type: ignore[arg-type]
+    config = TrainingConfig("sla", epochs=4, batch_size=32, padding=1, channels_last=True, **SGD)  # type: ignore[arg-type]
     whole, parts = (make_net("sla", "cuda") for _ in range(2))
-    train(whole, *make_stripes(200), recipe)
+    train(whole, *make_stripes(200), config)
 
     def stop(epoch: Any) -> None:
         if epoch.number == 1:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        train(parts, *make_stripes(200), recipe, checkpoint=tmp_path / "state", progress=stop)
+        train(parts, *make_stripes(200), config, checkpoint=tmp_path / "state", progress=stop)
     again = make_net("sla", "cuda")
-    history = train(again, *make_stripes(200), recipe, checkpoint=tmp_path / "state")
+    history = train(again, *make_stripes(200), config, checkpoint=tmp_path / "state")
     assert len(history.epochs) == 4
     compare(whole, again, make_net("sla", "cuda"), tolerance=0.05)
 
@@ -104,10 +103,10 @@ def test_recorded_training_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 @needs_cuda
 def test_fewer_steps_than_a_recording_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
-    recipe = Recipe("plain", epochs=3, batch_size=32, padding=0)
+    config = TrainingConfig("plain", epochs=3, batch_size=32, padding=0)
     nets = [make_net("plain", "cuda") for _ in range(2)]
-    train(nets[0], *make_stripes(64), recipe)
-    train(nets[1], *make_stripes(64), recipe, capture="never")
+    train(nets[0], *make_stripes(64), config)
+    train(nets[1], *make_stripes(64), config, capture="never")
     compare(nets[0], nets[1], make_net("plain", "cuda"), tolerance=0.05)
 
 
@@ -115,8 +114,8 @@ def test_fewer_steps_than_a_recording_needs(monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_model_that_waits_for_the_device_is_trained_as_it_is_written() -> None:
     net = make_net("plain", "cuda")
     net.register_forward_pre_hook(lambda _, inputs: float(inputs[0].sum()) and None)
-    recipe = Recipe("plain", epochs=2, batch_size=32, padding=0)
-    assert len(train(net, *make_stripes(200), recipe).epochs) == 2
+    config = TrainingConfig("plain", epochs=2, batch_size=32, padding=0)
+    assert len(train(net, *make_stripes(200), config).epochs) == 2
 
     class Waiting(nn.Module):
         def __init__(self) -> None:
@@ -127,31 +126,31 @@ def test_a_model_that_waits_for_the_device_is_trained_as_it_is_written() -> None
             return self.net(x) * float(x.sum().isfinite())  # type: ignore[no-any-return]
 
     with pytest.warns(UserWarning, match="one kernel at a time"):
-        assert len(train(Waiting(), *make_stripes(200), recipe).epochs) == 2
+        assert len(train(Waiting(), *make_stripes(200), config).epochs) == 2
 
 
 @needs_cuda
 def test_a_model_that_was_moved_meanwhile_goes_on_learning() -> None:
     net = make_net("plain", "cuda")
-    recipe = Recipe("plain", epochs=6, batch_size=32, padding=0, **SGD)  # type: ignore[arg-type]
+    config = TrainingConfig("plain", epochs=6, batch_size=32, padding=0, **SGD)  # type: ignore[arg-type]
 
     def move(_: Epoch) -> None:
         net.cpu().cuda()
 
-    history = train(net, *make_stripes(200), recipe, progress=move)
+    history = train(net, *make_stripes(200), config, progress=move)
     assert history.epochs[-1].loss < 0.9 * history.epochs[0].loss
     assert evaluate(net, *make_stripes(96, seed=1)) > 0.5
 
 
 def test_slots_come_back_in_the_layout_of_their_parameters(tmp_path: Path) -> None:
     net = make_net("plain", "cpu").to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    recipe = Recipe("plain", epochs=2, batch_size=32, padding=0, channels_last=True, **SGD)  # type: ignore[arg-type]
-    first = Training(net, make_optimizer(net, recipe), recipe, "data")
+    config = TrainingConfig("plain", epochs=2, batch_size=32, padding=0, channels_last=True, **SGD)  # type: ignore[arg-type]
+    first = TrainingState(net, make_optimizer(net, config), config, "data")
     for parameter in net.parameters():
         parameter.grad = torch.randn_like(parameter)
     first.optimizer.step()
     first.save(tmp_path / "state", [])
-    second = Training(net, make_optimizer(net, recipe), recipe, "data")
+    second = TrainingState(net, make_optimizer(net, config), config, "data")
     second.resume(tmp_path / "state")
     for parameter, slots in second.optimizer.state.items():
         assert slots["momentum_buffer"].stride() == parameter.stride()

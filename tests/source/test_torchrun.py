@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 
 from ttvd.nn.resnet import ResNet
 from ttvd.nn.split import split
-from ttvd.source import Recipe, estimate_sites, train
+from ttvd.source import TrainingConfig, estimate_sites, train
 
 torch.set_num_threads(1)
 out = sys.argv[1]
@@ -26,11 +26,11 @@ images[labels == 1, :, :3] *= 0.3
 rank = int(os.environ.get("RANK", "0"))
 start = torch.Generator().manual_seed(rank)  # every process its own; the first one's weights count
 model = ResNet(12, in_channels=1, widths=(8, 16), blocks=(1, 1), norm="group", generator=start)
-recipe = Recipe(epochs=3, batch_size=16, lr=0.05, padding=1, schedule="cosine", nesterov=True)
+config = TrainingConfig(epochs=3, batch_size=16, lr=0.05, padding=1, schedule="cosine", nesterov=True)
 fixed = ResNet(12, in_channels=1, widths=(8, 16), blocks=(1, 1), generator=generator)
 sites = estimate_sites(split(fixed), (images, labels), batch_size=10)
 few = estimate_sites(split(fixed), (images[:9], labels[:9]), batch_size=10)
-history = train(model, images, labels, recipe, checkpoint=out + ".state")
+history = train(model, images, labels, config, checkpoint=out + ".state")
 loss = torch.tensor([epoch.loss for epoch in history.epochs])
 exact = {"means": sites.means, "counts": sites.counts, "few": few.means}
 save_file({**exact, "loss": loss, **model.state_dict()}, f"{out}.{rank}")

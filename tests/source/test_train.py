@@ -9,14 +9,15 @@ from torch import Tensor, nn
 from ttvd.nn.resnet import ResNet
 from ttvd.nn.rotation import RotationNet
 from ttvd.nn.split import split
-from ttvd.source.config import Recipe
-from ttvd.source.evaluate import evaluate
-from ttvd.source.objectives import plain_loss, rotation_loss, sla_loss
-from ttvd.source.state import Epoch
+from ttvd.source.config import Epoch, TrainingConfig
+from ttvd.source.produce import evaluate
+from ttvd.source.steps import plain_loss, rotation_loss, sla_loss
 from ttvd.source.train import train
 from ttvd.zoo.tensorfile import write_tensors
 
-QUICK = Recipe(epochs=4, batch_size=32, lr=0.02, optimizer="adamw", schedule="cosine", padding=1, flip=False)
+QUICK = TrainingConfig(
+    epochs=4, batch_size=32, lr=0.02, optimizer="adamw", schedule="cosine", padding=1, flip=False
+)
 
 
 def make_stripes(count: int = 192, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -56,8 +57,8 @@ def test_sla_learns_classes_and_rotations() -> None:
 @pytest.mark.parametrize("changes", [{}, {"optimizer": "sgd", "lr": 0.1, "schedule": "onecycle"}])
 def test_plain_training_learns(changes: dict[str, object]) -> None:
     model = make_model(3)
-    recipe = replace(QUICK, objective="plain", epochs=8, **changes)  # type: ignore[arg-type]
-    train(model, *make_stripes(), recipe)
+    config = replace(QUICK, objective="plain", epochs=8, **changes)  # type: ignore[arg-type]
+    train(model, *make_stripes(), config)
     assert evaluate(model, *make_stripes(96, seed=1)) > 0.95
 
 
@@ -72,8 +73,8 @@ def test_joint_training_teaches_both_heads() -> None:
 
 @pytest.mark.parametrize("changes", [{"precision": "bf16"}, {"channels_last": True}])
 def test_precision_and_memory_layout_options(changes: dict[str, str | bool]) -> None:
-    model, recipe = make_model(3), replace(QUICK, objective="plain", **changes)  # type: ignore[arg-type]
-    train(model, *make_stripes(), recipe)
+    model, config = make_model(3), replace(QUICK, objective="plain", **changes)  # type: ignore[arg-type]
+    train(model, *make_stripes(), config)
     assert all(p.dtype == torch.float32 for p in model.parameters())
     assert evaluate(model, *make_stripes(96, seed=1)) > 0.9
 
@@ -114,14 +115,14 @@ class StopError(Exception):
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
 def test_interrupted_training_gives_the_same_weights(tmp_path: Path, optimizer: str) -> None:
-    recipe = replace(QUICK, optimizer=optimizer, flip=True)
+    config = replace(QUICK, optimizer=optimizer, flip=True)
     images, labels = make_stripes(96)
 
     def dropping_model() -> nn.Module:
         return nn.Sequential(make_model(12), nn.Dropout(0.1))
 
     whole = dropping_model()
-    expected = train(whole, images, labels, recipe)
+    expected = train(whole, images, labels, config)
     path = tmp_path / "state.safetensors"
 
     def interrupt(epoch: Epoch) -> None:
@@ -130,16 +131,16 @@ def test_interrupted_training_gives_the_same_weights(tmp_path: Path, optimizer: 
 
     torch.manual_seed(123)
     with pytest.raises(StopError):
-        train(dropping_model(), images, labels, recipe, checkpoint=path, progress=interrupt)
+        train(dropping_model(), images, labels, config, checkpoint=path, progress=interrupt)
     torch.manual_seed(456)
     resumed = nn.Sequential(make_model(12, seed=9), nn.Dropout(0.1))
     seen: list[Epoch] = []
-    history = train(resumed, images, labels, recipe, checkpoint=path, progress=seen.append)
+    history = train(resumed, images, labels, config, checkpoint=path, progress=seen.append)
     assert same_weights(whole, resumed)
     assert [epoch.number for epoch in seen] == [2, 3]
     assert [(e.loss, e.lr) for e in history.epochs] == [(e.loss, e.lr) for e in expected.epochs]
     finished = dropping_model()
-    assert len(train(finished, images, labels, recipe, checkpoint=path).epochs) == 4
+    assert len(train(finished, images, labels, config, checkpoint=path).epochs) == 4
     assert same_weights(whole, finished)
 
 
@@ -157,28 +158,28 @@ def test_training_depends_on_the_seed_alone_and_leaves_the_global_generator() ->
 
 def test_resume_refuses_what_does_not_fit(tmp_path: Path) -> None:
     path, data = tmp_path / "state.safetensors", make_stripes(64)
-    recipe = replace(QUICK, epochs=1)
-    train(make_model(), *data, recipe, checkpoint=path)
-    other = replace(recipe, lr=0.5, milestones=(3,))
-    with pytest.raises(ValueError, match=r"another recipe: lr \(stored 0.02, now 0.5\); milestones"):
+    config = replace(QUICK, epochs=1)
+    train(make_model(), *data, config, checkpoint=path)
+    other = replace(config, lr=0.5, milestones=(3,))
+    with pytest.raises(ValueError, match=r"another configuration: lr \(stored 0.02, now 0.5\); milestones"):
         train(make_model(), *data, other, checkpoint=path)
     with pytest.raises(ValueError, match="other data: stored 64x1x8x8"):
-        train(make_model(), *make_stripes(96), recipe, checkpoint=path)
+        train(make_model(), *make_stripes(96), config, checkpoint=path)
     with pytest.raises(ValueError, match="other data"):
-        train(make_model(), data[0], data[1].flip(0), recipe, checkpoint=path)
+        train(make_model(), data[0], data[1].flip(0), config, checkpoint=path)
     with pytest.raises(ValueError, match="another model"):
-        train(make_model(norm="group"), *data, recipe, checkpoint=path)
+        train(make_model(norm="group"), *data, config, checkpoint=path)
     path.write_bytes(path.read_bytes()[:-9])
     with pytest.raises(ValueError, match="truncated"):
-        train(make_model(), *data, recipe, checkpoint=path)
-    write_tensors(path, {}, kind="ttvd.training", version=1, metadata={"data": "x"})
+        train(make_model(), *data, config, checkpoint=path)
+    write_tensors(path, {}, kind="ttvd.training", version=2, metadata={"data": "x"})
     with pytest.raises(ValueError, match=r"not a valid ttvd\.training file"):
-        train(make_model(), *data, recipe, checkpoint=path)
+        train(make_model(), *data, config, checkpoint=path)
 
 
 def test_train_refuses_wrong_input() -> None:
     images, labels = make_stripes(8)
-    cases: list[tuple[nn.Module, Tensor, Tensor, Recipe, str]] = [
+    cases: list[tuple[nn.Module, Tensor, Tensor, TrainingConfig, str]] = [
         (make_model(), images, labels[:5], QUICK, "8 images and 5 labels"),
         (make_model(), images.float(), labels, QUICK, r"in \[0, 1\], got values from .*first layer"),
         (make_model(), images.int(), labels, QUICK, "uint8 or floating point, got torch.int32"),
@@ -190,9 +191,9 @@ def test_train_refuses_wrong_input() -> None:
         (make_model(3), images, labels, replace(QUICK, objective="rotation"), "needs a second head"),
         (make_model().requires_grad_(False), images, labels, QUICK, "no parameter that requires gradients"),
     ]
-    for model, x, y, recipe, reason in cases:
+    for model, x, y, config, reason in cases:
         with pytest.raises(ValueError, match=reason):
-            train(model, x, y, recipe)
+            train(model, x, y, config)
 
 
 def test_a_plain_classifier_learns_rotations_by_a_short_fine_tuning() -> None:

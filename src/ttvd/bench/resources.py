@@ -22,9 +22,8 @@ from ttvd.methods import Method
 from ttvd.methods.fitting import fit_to_method
 from ttvd.nn.fingerprint import fingerprint
 from ttvd.source import calibrate, collect_features, estimate_fisher, estimate_sites
-from ttvd.source.held_out import is_held_out
-from ttvd.zoo.catalog import Source
-from ttvd.zoo.find import find_sites, find_source
+from ttvd.source.features import is_held_out
+from ttvd.zoo.catalog import Source, find_sites, load_source
 from ttvd.zoo.sites import Sites
 
 OFFICIAL = "official"
@@ -63,7 +62,7 @@ class Resources:
     def source(self, name: str) -> Source:
         """A source model, on the device."""
         if name not in self._sources:
-            found = find_source(name, folder=self.setting.checkpoints)
+            found = load_source(name, folder=self.setting.checkpoints)
             self._weights[name] = fingerprint(found.model)
             self._sources[name] = Source(found.model.to(self.device), found.sites, found.card)
         return self._sources[name]

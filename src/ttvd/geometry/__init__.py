@@ -9,16 +9,16 @@
 Letters: b batch, d feature, k classes, s sites, v views.
 """
 
-from ttvd.geometry.agreement import agreement as agreement
-from ttvd.geometry.agreement import kept_fraction as kept_fraction
 from ttvd.geometry.diagram import Diagram as Diagram
 from ttvd.geometry.distance import distances as distances
 from ttvd.geometry.distance import floor as floor
 from ttvd.geometry.distance import margin as margin
 from ttvd.geometry.distance import power_distances as power_distances
 from ttvd.geometry.distance import squared_distances as squared_distances
+from ttvd.geometry.influence import agreement as agreement
 from ttvd.geometry.influence import assign as assign
 from ttvd.geometry.influence import floored_fraction as floored_fraction
+from ttvd.geometry.influence import kept_fraction as kept_fraction
 from ttvd.geometry.influence import point_influence as point_influence
 from ttvd.geometry.influence import point_scores as point_scores
 from ttvd.geometry.influence import soft_labels as soft_labels

@@ -12,8 +12,7 @@ import math
 import torch
 from torch import Tensor
 
-from ttvd.geometry.centred import centre_sites, pair_squares
-from ttvd.geometry.diagram import Diagram
+from ttvd.geometry.diagram import Diagram, centre_sites, pair_squares
 from ttvd.geometry.precision import upcast
 
 

@@ -15,12 +15,12 @@ All are differentiable, computed in float32 or better, and free of host-device s
 from __future__ import annotations
 
 import math
+from functools import reduce
 
 import torch
 from torch import Tensor
 
-from ttvd.geometry.centred import pair_squares
-from ttvd.geometry.diagram import Diagram
+from ttvd.geometry.diagram import Diagram, pair_squares
 from ttvd.geometry.distance import check_points, common_dtype, floor
 from ttvd.geometry.precision import upcast
 
@@ -156,6 +156,42 @@ def assign(z: Tensor, diagram: Diagram, gamma: float = 1.0, shift: float | None 
         return (squares if z.ndim == 2 else squares.sum(0)).argmin(-1)
     scores = view_scores if z.ndim == 3 else point_scores
     return scores(z, diagram, gamma, shift).argmax(-1)
+
+
+def agreement(*labels: Tensor) -> Tensor:
+    """Returns where all label vectors name the same class.
+
+    Args:
+        *labels: one (b,) vector per diagram, on one device; a single one agrees with itself everywhere.
+
+    Returns:
+        (b,) bool mask.
+
+    Example:
+        >>> agreement(torch.tensor([0, 1, 2]), torch.tensor([0, 1, 1]), torch.tensor([0, 2, 2]))
+        tensor([ True, False, False])
+    """
+    if not labels:
+        raise ValueError("agreement needs at least one vector of labels, got none")
+    first = labels[0]
+    for other in labels:
+        if other.ndim != 1 or other.shape != first.shape or other.device != first.device:
+            described = ", ".join(f"{tuple(x.shape)} on {x.device}" for x in labels)
+            raise ValueError(f"labels must be vectors (b,) of one length on one device, got {described}")
+    same = [other == first for other in labels[1:]] or [torch.ones_like(first, dtype=torch.bool)]
+    return reduce(torch.logical_and, same)
+
+
+def kept_fraction(mask: Tensor) -> Tensor:
+    """Returns the share of samples that a mask keeps, as a float32 scalar tensor (0 for an empty batch).
+
+    Example:
+        >>> kept_fraction(torch.tensor([True, False, True, True]))
+        tensor(0.7500)
+    """
+    if mask.dtype != torch.bool:
+        raise TypeError(f"mask must be bool, got {mask.dtype}")
+    return mask.sum(dtype=torch.float32) / max(mask.numel(), 1)
 
 
 def _squares(z: Tensor, diagram: Diagram, shift: float | None) -> Tensor:

@@ -57,6 +57,9 @@ class Anchors:
                 f"the norms of anchors do not have {len(self.means)} channels together: {self.norms}"
             )
 
+    def __repr__(self) -> str:
+        return f"Anchors(norms={len(self.norms)}, channels={len(self.means)})"
+
 
 class NormMoments:
     """Running moments of what enters norms; a norm that nothing entered has those that it stores.

@@ -1,7 +1,7 @@
-"""Temperatures: how sharp the softmax of influences must be to mean a probability.
+"""Calibration of sites on held-out source data: temperatures, anchors of norms, and the loss of rotations.
 
-Influences have arbitrary scales (with gamma = -0.8 and temperature 1 their softmax is nearly uniform), so the
-temperature of each structure is fitted once, on held-out source data.
+The scores of a structure have an arbitrary scale (with gamma = -0.8 and temperature 1, their softmax is nearly
+uniform). So the temperature of each structure is fitted once, on held-out source data.
 """
 
 import math
@@ -17,31 +17,29 @@ from torch import Tensor, nn
 from ttvd.geometry import Diagram, view_scores
 from ttvd.nn.anchors import watch_norms
 from ttvd.nn.split import split
-from ttvd.source.collect import choose_rows
-from ttvd.source.features import Data, iterate_batches, stream_features
-from ttvd.source.images import check_labels
+from ttvd.nn.views import log_rotations, rotation_nll
+from ttvd.source.features import Data, check_labels, choose_rows, iterate_batches, stream_features
 from ttvd.zoo.sites import STRUCTURES, Sites, temperature_key
 
 _STEPS = 100
 _DOUBLINGS = 60
-_CLOSE = 1e-12  # how far the inverse temperature may be from the best, relatively
+_TOLERANCE = 1e-12  # relative error of the inverse temperature
 
 
 def fit_temperature(scores: Tensor, labels: Tensor) -> float:
-    """The temperature with the smallest negative log-likelihood of ``softmax(scores / tau)``.
+    """Fit the temperature that minimises the negative log-likelihood of ``softmax(scores / tau)``.
 
-    The likelihood is concave in 1 / tau, so its only maximum is where the slope changes sign; that point is
-    bracketed and then found by Newton's steps, in float64. Where all n predictions are right, the sharper the likelier:
-    the temperature is then the one at which the mean confidence is (n + 1) / (n + 2), which is what n successes promise
-    of the next image (Laplace's rule of succession).
+    The log-likelihood is concave in 1 / tau, so its only maximum is where the slope changes sign. The maximum is
+    bracketed and then found by Newton steps, in float64. If all n predictions are right, the likelihood grows without
+    end as tau falls. The temperature is then the one at which the mean confidence is (n + 1) / (n + 2): the
+    probability of another success after n successes (Laplace's rule of succession).
 
     Args:
-        scores: (n, k), the larger the likelier.
+        scores: Scores (n, k); a larger score means a more likely class.
         labels: True classes (n,).
 
     Raises:
-        ValueError: There is no best temperature: the scores are not finite, or they say nothing about the labels (the
-            flatter the better).
+        ValueError: There is no best temperature: the scores are not finite, or they do not favour the true classes.
 
     Example:
         >>> scores = torch.tensor([[1.0, 0.0], [1.0, 0.0], [1.0, 0.0], [1.0, 0.0]])
@@ -49,7 +47,7 @@ def fit_temperature(scores: Tensor, labels: Tensor) -> float:
         >>> round(torch.tensor(1 / tau).sigmoid().item(), 6)
         0.75
     """
-    gaps = _compare_scores(scores, labels)
+    gaps = _subtract_true_score(scores, labels)
     scale = gaps.std().item()
     if not scale > 0 or _slope(gaps, 0.0)[0] >= 0:
         raise ValueError("no temperature fits: the scores do not favour the true classes")
@@ -59,45 +57,45 @@ def fit_temperature(scores: Tensor, labels: Tensor) -> float:
             break
         low, high = high, 2 * high
     else:
-        return 1 / _promise(gaps, 1 / scale)
+        return 1 / _fit_confidence(gaps, 1 / scale)
     while _slope(gaps, low)[0] > 0:
         low /= 2
     inverse = math.sqrt(low * high)
     for _ in range(_STEPS):
-        slope, bend = _slope(gaps, inverse)
+        slope, curvature = _slope(gaps, inverse)
         low, high = (low, inverse) if slope > 0 else (inverse, high)
-        last, inverse = inverse, inverse - slope / bend if bend > 0 else 0.0
-        if abs(inverse - last) <= _CLOSE * last:
+        last, inverse = inverse, inverse - slope / curvature if curvature > 0 else 0.0
+        if abs(inverse - last) <= _TOLERANCE * last:
             break
-        if not low < inverse < high:  # a step too far: halve
+        if not low < inverse < high:  # the Newton step left the bracket: bisect
             inverse = math.sqrt(low * high)
     return 1 / inverse
 
 
-def _promise(gaps: Tensor, inverse: float) -> float:
-    """The inverse temperature at which the true classes have the mean probability of the rule of succession."""
-    aim = (len(gaps) + 1) / (len(gaps) + 2)
+def _fit_confidence(gaps: Tensor, inverse: float) -> float:
+    """Return the inverse temperature at which the mean probability of the true classes is (n + 1) / (n + 2)."""
+    target = (len(gaps) + 1) / (len(gaps) + 2)
     low = high = inverse
-    while _sureness(gaps, low) > aim:
+    while _mean_confidence(gaps, low) > target:
         low /= 2
     for _ in range(_DOUBLINGS):
-        if _sureness(gaps, high) >= aim:
+        if _mean_confidence(gaps, high) >= target:
             break
         high *= 2
     else:
         raise ValueError("no temperature fits: true classes share the highest score with others")
     for _ in range(_STEPS):
         middle = math.sqrt(low * high)
-        low, high = (low, middle) if _sureness(gaps, middle) >= aim else (middle, high)
+        low, high = (low, middle) if _mean_confidence(gaps, middle) >= target else (middle, high)
     return high
 
 
-def _sureness(gaps: Tensor, inverse: float) -> float:
+def _mean_confidence(gaps: Tensor, inverse: float) -> float:
     return float((-torch.logsumexp(gaps * inverse, 1)).exp().mean())
 
 
-def _compare_scores(scores: Tensor, labels: Tensor) -> Tensor:
-    """Scores in float64 less the score of the true class, which leaves the softmax as it is."""
+def _subtract_true_score(scores: Tensor, labels: Tensor) -> Tensor:
+    """Return scores in float64 minus the score of the true class, which does not change their softmax."""
     if scores.ndim != 2 or len(scores) != len(labels):
         shapes = f"{tuple(scores.shape)} and {tuple(labels.shape)}"
         raise ValueError(f"expected scores (n, k) and labels (n,), got {shapes}")
@@ -109,11 +107,11 @@ def _compare_scores(scores: Tensor, labels: Tensor) -> Tensor:
 
 
 def _slope(gaps: Tensor, inverse: float) -> tuple[float, float]:
-    """First and second derivative of the mean negative log-likelihood by 1 / tau."""
-    chances = F.softmax(gaps * inverse, 1)
-    means = (chances * gaps).sum(1)
-    spread = (chances * (gaps - means[:, None]).square()).sum(1)
-    first, second = torch.stack([means.mean(), spread.mean()]).tolist()
+    """Return the first and second derivative of the mean negative log-likelihood with respect to 1 / tau."""
+    probs = F.softmax(gaps * inverse, 1)
+    means = (probs * gaps).sum(1)
+    variances = (probs * (gaps - means[:, None]).square()).sum(1)
+    first, second = torch.stack([means.mean(), variances.mean()]).tolist()
     return first, second
 
 
@@ -127,67 +125,77 @@ def calibrate(
     limit: int | None = 20_000,
     batch_size: int = 256,
 ) -> Sites:
-    """Measure on held-out source data what sites alone do not tell: temperatures, anchors of norms, loss of rotations.
+    """Measure temperatures, anchors of norms and the loss of rotations on held-out source data.
 
-    Anchors are what the data show to the batch norms (``ttvd.nn.anchors``); norms that follow a stream start there.
-    The loss of the rotations of the views, where the head tells them apart, is what streams are held against
-    (``TTVD(adaptive_step=...)``). ``structures=()`` measures these two alone. Where no temperature fits a structure (its
-    scores say nothing about the labels), a warning says so and the others are kept.
+    - A temperature for each structure turns its scores into probabilities. ``vd`` and ``pd`` use the upright view
+      alone; ``civd@g`` and ``cipd@g`` compare each view with its own sites. The power diagrams are those of the head;
+      a head of k outputs has the upright view only.
+    - Anchors are the input moments of the batch norms (``ttvd.nn.anchors``); norms that follow a stream start from
+      them.
+    - The loss of the rotations of the views, if the head tells them apart, is the reference for the loss on a
+      stream (``TTVD(adaptive_step=...)``).
 
-    ``vd`` and ``pd`` look at the upright view alone, ``civd@g`` and ``cipd@g`` compare each view with its own
-    sites. The power diagrams are those of the head; a head of k outputs knows the upright view only.
+    If no temperature fits a structure, because its scores do not favour the true classes, a warning says so and the
+    other temperatures are kept. ``structures=()`` measures anchors and rotation loss alone.
 
     Args:
         model: The model that the sites were estimated with.
-        sites: Its sites.
-        data: Held-out source data in one of the forms of :func:`estimate_sites`.
-        structures: Any of ``vd``, ``civd``, ``pd``, ``cipd``.
-        gammas: Exponents for ``civd`` and ``cipd``: by default that of TTVD's default, 1, and the paper's, -0.8.
-        limit: Use at most so many images, about the same share of every class; of an iterable the first ones. A
-            temperature is one number: for it, all of ImageNet's would be gigabytes of scores and hours of decoding.
+        sites: The sites of the model.
+        data: Held-out source data in one of the forms of :func:`~ttvd.source.estimate_sites`.
+        structures: Structures to calibrate: any of ``vd``, ``civd``, ``pd``, ``cipd``.
+        gammas: Exponents of ``civd`` and ``cipd``: TTVD's default, 1, and the paper's, -0.8.
+        limit: Largest number of images to use: about the same fraction of every class, or the first images of an
+            iterable. A temperature is a single number; more images would cost memory and time for little gain.
         batch_size: Images per forward pass.
 
     Returns:
-        The sites with these temperatures added, and the anchors and the rotation loss of these data.
+        The sites with these temperatures added, and with the anchors and the rotation loss of these data.
 
     Raises:
-        ValueError: The sites are of another model, there are no images, or no temperature fits at all.
+        ValueError: The sites belong to another model, there are no images, or no temperature fits at all.
+
+    Example:
+        >>> net = nn.Sequential(nn.Flatten(), nn.Linear(4, 2))
+        >>> images, labels = torch.eye(4).view(4, 1, 2, 2), torch.tensor([0, 0, 1, 1])
+        >>> from ttvd.source import estimate_sites
+        >>> sites = estimate_sites(net, (images, labels), views=1)
+        >>> calibrate(net, sites, (images, labels), structures=("vd",))
+        Sites(classes=2, views=1, dim=4, fraction=1, temperatures=[vd], anchors=[], rotation_loss=None)
     """
     sites.check(model)
     if limit is not None and limit < 1:
         raise ValueError(f"limit must be at least 1, got {limit}")
     device = next(model.parameters()).device
     head = split(model).linear
-    several = head.out_features > sites.num_classes
+    knows_rotations = head.out_features > sites.num_classes
     rules = _make_rules(sites, head, structures, gammas, device)
     found: dict[str, list[Tensor]] = {key: [] for key in rules}
     labels: list[Tensor] = []
-    rotations: list[Tensor] = []
+    losses: list[Tensor] = []
     batches = iterate_batches(data, batch_size, indices=choose_rows(data, 1.0, limit, 0, sites.num_classes))
     with watch_norms(model, sites.views) as moments:
         for z, y in stream_features(model, batches, sites.views, sites.num_classes):
             labels.append(y)
-            if several:
-                rotations.append(_lose_rotations(z, head, sites.num_classes))
+            if knows_rotations:
+                losses.append(_measure_rotation_loss(z, head, sites.num_classes))
             for key, rule in rules.items():
-                found[key].append(rule(z).cpu())  # a device may have no room for all of them
+                found[key].append(rule(z).cpu())  # a device may have no memory for all of them
             if limit is not None and sum(map(len, labels)) >= limit:
                 break
     if not labels:
         raise ValueError("there are no images to calibrate on")
     target = torch.cat(labels)
     fitted = _fit_all({key: torch.cat(parts) for key, parts in found.items()}, target, device)
-    # Of a head that is sure, rounding may make it less than nothing.
-    loss = max(0.0, float(torch.cat(rotations).mean())) if several else None
+    # Rounding can make the loss of a confident head slightly negative.
+    loss = max(0.0, float(torch.cat(losses).mean())) if knows_rotations else None
     return replace(sites.with_temperatures(fitted), anchors=moments.anchors(), rotation_loss=loss)
 
 
 @torch.no_grad()
-def _lose_rotations(z: Tensor, head: nn.Linear, classes: int) -> Tensor:
-    """-log p(rotation a) of the views a of images, averaged over the views: (b,)."""
-    cells: Tensor = head(z.to(head.weight.dtype)).float().log_softmax(-1)
-    known: Tensor = cells.unflatten(-1, (classes, -1)).logsumexp(2)  # (v, b, rotations)
-    return -known.diagonal(dim1=0, dim2=2).mean(1).cpu()
+def _measure_rotation_loss(z: Tensor, head: nn.Linear, classes: int) -> Tensor:
+    """Return -log p(rotation a) of the views a of features (v, b, d), averaged over the views: (b,)."""
+    log_probs: Tensor = head(z.to(head.weight.dtype)).float().log_softmax(-1)
+    return rotation_nll(log_rotations(log_probs, head.out_features // classes)).mean(1).cpu()
 
 
 Rule = Callable[[Tensor], Tensor]
@@ -197,12 +205,16 @@ Rule = Callable[[Tensor], Tensor]
 def _make_rules(
     sites: Sites, head: nn.Linear, structures: Sequence[str], gammas: Sequence[float], device: torch.device
 ) -> dict[str, Rule]:
-    """For each key of a temperature the function from features (v, b, d) to class scores (b, k)."""
+    """Return, for each key of a temperature, the function from features (v, b, d) to class scores (b, k)."""
     joint = sites.views if head.out_features == sites.num_classes * sites.views else 1
     upright = Diagram.from_linear(head.weight[::joint], None if head.bias is None else head.bias[::joint])
     power = Diagram.from_linear(head.weight, head.bias, views=joint)
-    pairs = {"vd": (sites.diagram(1), 1), "civd": (sites.diagram(), sites.views), "pd": (upright, 1)}
-    pairs["cipd"] = (power, joint)
+    pairs = {
+        "vd": (sites.diagram(1), 1),
+        "civd": (sites.diagram(), sites.views),
+        "pd": (upright, 1),
+        "cipd": (power, joint),
+    }
     rules: dict[str, Rule] = {}
     for structure in structures:
         for gamma in gammas if structure in ("civd", "cipd") else (1.0,):
@@ -217,7 +229,7 @@ def _score(diagram: Diagram, views: int, gamma: float, z: Tensor) -> Tensor:
 
 
 def _fit_all(scores: dict[str, Tensor], labels: Tensor, device: torch.device) -> dict[str, float]:
-    """A temperature for each key; one that does not fit must not cost the others."""
+    """Fit a temperature for each key; one that does not fit does not affect the others."""
     fitted: dict[str, float] = {}
     failed: list[str] = []
     for key, values in scores.items():

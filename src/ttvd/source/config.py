@@ -1,14 +1,24 @@
-"""How a source model is trained: one frozen value, and the learning rate as a function of the step."""
+"""Training configuration of a source model, and the state of an unfinished training on disk."""
 
 import json
 import math
-from collections.abc import Iterable
+import os
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
-OBJECTIVES = ("sla", "plain", "rotation")
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ttvd.zoo.tensorfile import read_tensors, write_tensors
+
+KIND = "ttvd.training"
+FORMAT_VERSION = 2
+_REMEDY = "delete it and start the training again"
+
 _CHOICES = {
-    "objective": OBJECTIVES,
+    "objective": ("sla", "plain", "rotation"),
     "optimizer": ("sgd", "adamw"),
     "schedule": ("steps", "cosine", "onecycle"),
     "precision": ("float32", "bf16"),
@@ -16,30 +26,30 @@ _CHOICES = {
 
 
 @dataclass(frozen=True)
-class Recipe:
-    """Everything that decides how training goes; the defaults are TTAB's for CIFAR with the paper's objective.
+class TrainingConfig:
+    """All settings of a training. The defaults are TTAB's settings for CIFAR with the paper's objective.
 
     Args:
-        objective: ``sla`` learns class x rotation jointly from the four turns of every image, ``plain`` the
-            class alone, ``rotation`` the class and, with a second head, the rotation (a ``RotationNet``).
-        epochs: Passes over the data.
-        batch_size: Images per step, over all processes; SLA shows each of them four times.
+        objective: ``sla`` learns the joint label of class and rotation from four rotations of every image, ``plain``
+            the class alone, ``rotation`` the class and, with a second head, the rotation (a ``RotationNet``).
+        epochs: Number of passes over the data.
+        batch_size: Images per step, over all processes; SLA forwards each of them four times.
         lr: Highest learning rate.
         optimizer: ``sgd`` or ``adamw``.
-        momentum: Of SGD.
-        nesterov: Of SGD.
-        weight_decay: On all parameters.
+        momentum: Momentum of SGD.
+        nesterov: Whether SGD uses Nesterov momentum.
+        weight_decay: Weight decay of all parameters.
         schedule: ``steps`` (times 0.1 at each milestone), ``cosine`` (to zero), or ``onecycle`` (torch's
             defaults: up during 30 % of the steps from lr / 25, then down to lr / 250,000).
-        milestones: Epochs at which ``steps`` acts.
+        milestones: Epochs at which ``steps`` reduces the learning rate.
         padding: Zero padding of the random crop in pixels; 0 for no crop.
         flip: Whether to mirror half of the images.
         precision: ``float32`` or ``bf16`` (autocast).
         channels_last: Whether to use the channels-last memory layout.
-        seed: Of the order of the images, the augmentation and dropout. Initial weights are the model's.
+        seed: Seed of the order of the images, the augmentation and dropout. It does not affect the initial weights.
 
     Example:
-        >>> Recipe(epochs=30, milestones=(20,)).learning_rate(step=25, steps_per_epoch=1)
+        >>> TrainingConfig(epochs=30, milestones=(20,)).learning_rate(step=25, steps_per_epoch=1)
         0.01
     """
 
@@ -71,7 +81,7 @@ class Recipe:
         _require(0 < self.lr < math.inf, "lr", "positive and finite", self.lr)
 
     def learning_rate(self, step: int, steps_per_epoch: int) -> float:
-        """The learning rate of a step, counted from 0 over the whole training."""
+        """Return the learning rate of a step, counted from 0 over the whole training."""
         total = self.epochs * steps_per_epoch
         if self.schedule == "steps":
             passed = sum(step >= epoch * steps_per_epoch for epoch in self.milestones)
@@ -84,12 +94,11 @@ class Recipe:
         return _anneal(self.lr, self.lr / 250_000, (step - top) / (end - top))
 
     def differences(self, other: dict[str, Any]) -> list[str]:
-        """Names and values of the fields in which a stored recipe (as a dictionary) differs from this one."""
+        """Describe the fields in which a stored configuration (a dictionary) differs from this one."""
         mine = json.loads(json.dumps(asdict(self)))
-        names: Iterable[str] = {**mine, **other}
         return [
             f"{name} (stored {other.get(name)!r}, now {mine.get(name)!r})"
-            for name in names
+            for name in {**mine, **other}
             if mine.get(name) != other.get(name)
         ]
 
@@ -101,3 +110,102 @@ def _require(holds: bool, name: str, wanted: str, value: object) -> None:
 
 def _anneal(start: float, end: float, progress: float) -> float:
     return end + (start - end) * (1 + math.cos(math.pi * progress)) / 2
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """Result of one pass over the data.
+
+    Attributes:
+        number: Number of the epoch, counted from 0.
+        loss: Mean training loss.
+        accuracy: Mean training accuracy.
+        lr: Learning rate of the last step.
+        seconds: Duration.
+    """
+
+    number: int
+    loss: float
+    accuracy: float
+    lr: float
+    seconds: float
+
+
+@dataclass(frozen=True)
+class TrainingState:
+    """A model with its optimizer, configuration and data, saved and resumed as a whole.
+
+    No random state is stored: every epoch draws from generators that are seeded with the seed of the configuration
+    and the number of the epoch. The number of finished epochs is enough to continue.
+
+    Attributes:
+        model: The model in training.
+        optimizer: Its optimizer.
+        config: The settings of the training.
+        data: Description of the data, by which a state of other data is recognised.
+    """
+
+    model: nn.Module
+    optimizer: Optimizer
+    config: TrainingConfig
+    data: str
+
+    def save(self, path: str | os.PathLike[str], epochs: list[Epoch]) -> None:
+        """Write the state after the given epochs atomically."""
+        tensors = {f"model.{name}": value for name, value in self.model.state_dict().items()}
+        for index, slots in self.optimizer.state_dict()["state"].items():
+            tensors |= {
+                f"optimizer.{index}.{name}": value for name, value in slots.items() if value is not None
+            }
+        metadata = {
+            "config": json.dumps(asdict(self.config)),
+            "data": self.data,
+            "epochs": json.dumps([asdict(epoch) for epoch in epochs]),
+        }
+        write_tensors(path, tensors, kind=KIND, version=FORMAT_VERSION, metadata=metadata)
+
+    def resume(self, path: str | os.PathLike[str]) -> list[Epoch]:
+        """Load the state at ``path``, if the file exists, and return the finished epochs.
+
+        Raises:
+            ValueError: The state was made with another configuration, other data or another model, or is damaged.
+        """
+        if not Path(path).is_file():
+            return []
+        tensors, metadata = read_tensors(path, kind=KIND, version=FORMAT_VERSION, remedy=_REMEDY)
+        try:
+            config, data = json.loads(metadata["config"]), metadata["data"]
+            epochs = [Epoch(**epoch) for epoch in json.loads(metadata["epochs"])]
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"{path} is not a valid {KIND} file: {error}") from error
+        if different := self.config.differences(config):
+            raise ValueError(
+                f"{path} was made with another configuration: {'; '.join(different)}. "
+                "Continue with the stored configuration, or give another checkpoint path"
+            )
+        if data != self.data:
+            raise ValueError(f"{path} was made with other data: stored {data}, now {self.data}")
+        self._load(path, tensors)
+        return epochs
+
+    def _load(self, path: str | os.PathLike[str], tensors: dict[str, Tensor]) -> None:
+        slots: dict[int, dict[str, Tensor]] = {}
+        weights: dict[str, Tensor] = {}
+        for name, value in tensors.items():
+            owner, _, rest = name.partition(".")
+            if owner == "model":
+                weights[rest] = value
+            else:
+                index, _, slot = rest.partition(".")
+                slots.setdefault(int(index), {})[slot] = value
+        try:
+            self.model.load_state_dict(weights)
+        except RuntimeError as error:
+            raise ValueError(f"{path} was made with another model: {error}") from error
+        groups = self.optimizer.state_dict()["param_groups"]
+        self.optimizer.load_state_dict({"state": slots, "param_groups": groups})
+        for parameter, found in self.optimizer.state.items():
+            for name, slot in found.items():
+                if isinstance(slot, Tensor) and slot.shape == parameter.shape:
+                    # Files store no memory layout, and fused kernels require the layout of the parameter.
+                    found[name] = torch.empty_like(parameter, dtype=slot.dtype).copy_(slot)
