@@ -194,7 +194,7 @@ def test_a_count_that_is_a_tensor_is_not_looked_at(
 
 @pytest.mark.parametrize("count", [0.0, -1.0, math.inf, math.nan])
 def test_counts_that_are_none(count: float) -> None:
-    with pytest.raises(ValueError, match="count must be a positive, finite number of imagined images"):
+    with pytest.raises(ValueError, match="count must be a positive, finite number of pseudo-images"):
         shift_weights(torch.zeros(2, 3), count)
 
 

@@ -1,10 +1,12 @@
-"""Geometry of classifiers: pure functions of tensors, and one frozen value, the diagram.
+"""Geometry of classifiers: pure functions of tensors, and one frozen dataclass, the diagram.
 
-- `diagram`: `Diagram`, the sites with their weights and classes; linear head <-> power diagram.
+- `diagram`: `Diagram`, the sites with their weights and classes; conversion between linear heads and power diagrams.
 - `distance`: Euclidean and power distances, their floor, and the margin to the walls of a cell.
-- `influence`: influences of clusters (VD, CIVD, PD, CIPD) in point and view form, scores, soft labels, cells.
-- `agreement`: where several diagrams name the same class.
-- `planar`: exact plane cells and slices, and labels on a grid.
+- `influence`: influences of clusters (VD, CIVD, PD, CIPD) in point and view form, scores, soft labels, assignment to
+  cells, and agreement of several diagrams.
+- `planar`: exact cells in the plane, plane slices, and labels on a grid.
+- `prior`: correction of the weights for label shift.
+- `precision`: float32 or better after a network of lower precision.
 
 Letters: b batch, d feature, k classes, s sites, v views.
 """
