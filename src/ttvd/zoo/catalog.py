@@ -161,7 +161,7 @@ def _anchor(source: Source, name: str, upright: bool) -> Source:
     anchors = None if sites is None else sites.anchors.get(1 if upright else sites.views)
     if sites is None or anchors is None:
         raise ValueError(
-            f"{name!r}: this checkpoint has no sites with anchors. ttvd.calibrate measures them if the model has batch "
+            f"{name!r}: this checkpoint has no sites with anchors; ttvd.calibrate measures them if the model has batch "
             "norms with affine parameters and running statistics"
         )
     anchor_norms(source.model, anchors)
