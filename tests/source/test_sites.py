@@ -3,26 +3,18 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
+from tests.helpers.source import make_data, make_net
 from ttvd.nn.fingerprint import fingerprint
 from ttvd.nn.resnet import ResNet
 from ttvd.nn.split import split
 from ttvd.source import calibrate, collect_features, estimate_fisher, evaluate
 from ttvd.source.features import choose_fraction
-from ttvd.source.sites import estimate_sites
-
-
-def make_net(outputs: int = 12) -> ResNet:
-    generator = torch.Generator().manual_seed(0)
-    return ResNet(outputs, in_channels=1, widths=(8, 16), blocks=(1, 1), generator=generator)
-
-
-def make_data(count: int = 50) -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(1)
-    labels = torch.randint(0, 3, (count,), generator=generator)
-    return torch.rand(count, 1, 6, 6, generator=generator), labels
+from ttvd.source.sites import SiteAccumulator, estimate_sites
 
 
 def loop_means(net: ResNet, images: Tensor, labels: Tensor, views: int) -> tuple[Tensor, Tensor]:
@@ -235,3 +227,28 @@ def test_a_layer_called_features_is_not_taken_for_the_method() -> None:
             return logits
 
     assert estimate_sites(Old(), make_data()).dim == 4
+
+
+def test_bf16_features_are_summed_in_float64() -> None:
+    z = torch.full((1, 4096, 1), 1.0, dtype=torch.bfloat16)
+    sums = SiteAccumulator(1, 1, 1)
+    sums.update(z, torch.zeros(4096, dtype=torch.int64))
+    assert sums.sums.item() == 4096.0
+    assert sums.sums.dtype == torch.float64
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.integers(1, 40), st.integers(0, 1000))
+def test_merged_halves_are_the_whole(cut: int, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    z = torch.randn(2, 41, 3, generator=generator)
+    labels = torch.cat([torch.arange(4), torch.randint(0, 4, (37,), generator=generator)])
+    whole, left, right = (SiteAccumulator(4, 2, 3) for _ in range(3))
+    whole.update(z, labels)
+    left.update(z[:, :cut], labels[:cut])
+    right.update(z[:, cut:], labels[cut:])
+    left.merge(right)
+    torch.testing.assert_close(left.means(), whole.means(), rtol=0, atol=1e-12)
+    assert torch.equal(left.counts, whole.counts)
+    with pytest.raises(ValueError, match="cannot merge sums of shape"):
+        left.merge(SiteAccumulator(3, 2, 3))

@@ -7,32 +7,13 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
+from tests.helpers.zoo import CARD, SMALL, save_toy
 from ttvd.nn.fingerprint import fingerprint
 from ttvd.nn.rotation import RotationNet
 from ttvd.zoo import catalog as zoo
 from ttvd.zoo.checkpoint import Card, build_model, card_path, load_checkpoint, save_checkpoint
 from ttvd.zoo.sites import Sites
 from ttvd.zoo.tensorfile import write_bytes
-
-SMALL = {"num_classes": 8, "in_channels": 1, "widths": [8, 16], "blocks": [1, 1], "norm": "group"}
-CARD = Card(
-    "resnet",
-    SMALL,
-    head_views=4,
-    data="toy, 100 images",
-    training={"lr": 0.1, "milestones": [1, 2]},
-    seed=3,
-    accuracy_one_view=0.91,
-    accuracy_four_views=0.93,
-)
-
-
-def save_toy(folder: Path, name: str = "toy", card: Card = CARD) -> nn.Module:
-    model = build_model(card)
-    for parameter in model.parameters():
-        nn.init.normal_(parameter)
-    save_checkpoint(folder / f"{name}.safetensors", model, card)
-    return model
 
 
 def edit_card(path: Path, **changes: object) -> None:
