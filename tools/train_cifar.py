@@ -2,10 +2,10 @@
 
     python tools/train_cifar.py --data DIR --out src/ttvd/zoo/checkpoints --device cuda --compile
 
-Three models of one architecture, TTAB's ResNet-26, for each of CIFAR-10 and CIFAR-100: label augmentation (what TTVD
-needs), class and rotation heads together (what TTT needs, and what all k-way baselines use in TTAB), and
-instance-aware norms (what NOTE needs; with a rotation head too on CIFAR-10). Every tenth training image is held out;
-the test images are looked at once, for the card. Killed and started again, it goes on after the last finished epoch.
+It trains three models of TTAB's ResNet-26 for each of CIFAR-10 and CIFAR-100: with label augmentation (for TTVD), with
+joint class and rotation heads (for TTT, and for all k-way baselines as in TTAB), and with instance-aware norms (for
+NOTE; on CIFAR-10 with a rotation head too). Every tenth training image is held out; the test images are used once, for
+the card. After an interruption, the command continues after the last finished epoch.
 """
 
 import argparse
@@ -22,8 +22,8 @@ from ttvd.zoo.checkpoint import Card
 
 KINDS = {"sla": "batch", "rotation": "batch", "instance-aware": "instance-aware"}
 EPOCHS = {"sla": 100, "rotation": 80, "instance-aware": 80}
-# The four hundred joint labels of CIFAR-100 are more than the network can learn by heart: they want longer training and
-# less decay. Instance-aware norms learn more slowly, and on CIFAR-10 alone they stay below 92 % without rotations.
+# The network cannot memorise the four hundred joint labels of CIFAR-100: they need longer training and less weight
+# decay. Instance-aware norms learn more slowly, and on CIFAR-10 they stay below 92 % without rotations.
 OTHERS: dict[tuple[str, str], dict[str, Any]] = {
     ("cifar100", "sla"): {"epochs": 150, "weight_decay": 3e-4},
     ("cifar10", "instance-aware"): {"objective": "rotation", "epochs": 160, "weight_decay": 3e-4},
@@ -43,7 +43,7 @@ def make_card(data: str, kind: str, classes: int) -> Card:
 
 
 def make_config(data: str, kind: str, epochs: int | None) -> TrainingConfig:
-    """TTAB's augmentation, batch and, but for ``OTHERS``, decay; one cycle of a larger rate needs fewer epochs."""
+    """Return TTAB's settings (augmentation, batch size, weight decay unless in ``OTHERS``) with one cycle."""
     usual = TrainingConfig(
         objective=kind if kind in ("sla", "rotation") else "plain",
         epochs=EPOCHS[kind],

@@ -166,7 +166,7 @@ def test_inputs_stay_as_they_were_and_nothing_waits_for_the_device(watched: Watc
 
 
 def test_memory_stays_far_below_batch_times_sites_times_features(watched: Watcher) -> None:
-    batch, size, dim = 64, 21_000, 512
+    batch, size, dim = 64, 4_000, 512
     sites = draw(17, size, dim, dtype=torch.float32)
     z = sites[:batch].clone().requires_grad_()
 
@@ -184,7 +184,7 @@ def test_memory_stays_far_below_batch_times_sites_times_features(watched: Watche
 
 
 @pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize("exponent", range(-36, 38, 2))
+@pytest.mark.parametrize("exponent", range(-36, 37, 4))
 def test_cells_at_extreme_coordinates_are_right_or_refused(
     naive_squared: Oracle, exponent: int, weighted: bool
 ) -> None:

@@ -81,7 +81,7 @@ def test_many_rounds_end_at_a_fixed_point_that_nothing_beats(
 ) -> None:
     """The likelihood is concave, so where no small move inside the simplex raises it, it is greatest."""
     scores, k = draw(seed, *sizes), sizes[1]
-    shares = shares_of(shift_weights(scores, count, 2000))
+    shares = shares_of(shift_weights(scores, count, 800))
     mean = (scores + shares.log()).softmax(1).mean(0)
     torch.testing.assert_close(
         shares, (count / k + sizes[0] * mean) / (count + sizes[0]), rtol=1e-6, atol=1e-9

@@ -88,7 +88,7 @@ def produce(
         fractions: Fractions of the training images that sites are estimated from; each gets a file of its own.
         device: Device of the training.
         progress: Called after every epoch.
-        compile: As in :func:`~ttvd.source.train`.
+        compile: Whether to compile the model, as in :func:`~ttvd.source.train`.
     """
     folder.mkdir(parents=True, exist_ok=True)
     if _is_done(folder, name, config, fractions):
