@@ -8,7 +8,7 @@ images, rotated by the a-th angle.
 import torch
 from torch import Tensor, nn
 
-from ttvd.nn.split import count_classes
+from ttvd.nn.split import count_classes, unwrap_output
 
 TURNS = {1: (0,), 2: (0, 2), 4: (0, 1, 2, 3)}
 """Quarter turns for each number of views."""
@@ -172,4 +172,4 @@ class AggregatedViews(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return class logits (b, k) of images (b, c, h, w)."""
-        return aggregate(self.model(rotate(x, self.views)), self.views, self.head_views)
+        return aggregate(unwrap_output(self.model(rotate(x, self.views))), self.views, self.head_views)
