@@ -133,7 +133,7 @@ def test_the_fine_tuned_checkpoint_loads_and_has_learnt(world: Path, made: Path)
     assert card.accuracy_one_view is not None
     assert card.accuracy_four_views is not None
     assert "fine-tuned for 2 epochs by label augmentation from resnet26-cifar10-rotation" in card.data
-    assert card.recipe["objective"] == "sla"
+    assert card.training["objective"] == "sla"
     assert create("ttvd", tuned.model, sites=tuned.sites, rotation_weight=1.0)(x).shape == (16, 10)
     assert not list(made.glob("*.training"))
 

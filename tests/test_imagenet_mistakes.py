@@ -21,8 +21,8 @@ from ttvd.data.digits import split_digits
 from ttvd.data.sets import ClassMap, ImageFolder, find_classes, load_set, read_image
 from ttvd.nn.resnet_imagenet import resnet18
 from ttvd.source import estimate_sites
+from ttvd.zoo.catalog import load_source
 from ttvd.zoo.checkpoint import Card, build_model, save_checkpoint
-from ttvd.zoo.find import find_source
 
 CLASSES = MANY[:6]
 
@@ -184,9 +184,9 @@ def test_a_functions_model_finds_the_sites_called_after_it(
         "    return nn.Sequential(nn.Flatten(), nn.Linear(12, 3))\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
-    model = find_source("own_models:tiny", folder=tmp_path).model
+    model = load_source("own_models:tiny", folder=tmp_path).model
     sites = estimate_sites(model, (torch.rand(9, 3, 2, 2), torch.arange(9) % 3))
     sites.save(tmp_path / "tiny.sites.safetensors")
-    found = find_source("own_models:tiny", folder=tmp_path).sites
+    found = load_source("own_models:tiny", folder=tmp_path).sites
     assert found is not None
     assert torch.equal(found.means, sites.means)

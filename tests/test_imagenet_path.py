@@ -34,7 +34,7 @@ from ttvd.cli.main import app
 from ttvd.data.sets import ImageFolder, Preparation, load_set, read_image
 from ttvd.nn.resnet_imagenet import resnet18
 from ttvd.source import calibrate, estimate_sites
-from ttvd.source.sites import choose_fraction
+from ttvd.source.features import choose_fraction
 from ttvd.zoo.checkpoint import Card, build_model, save_checkpoint
 
 ROOT = Path(ttvd.__file__).parents[2]

@@ -14,12 +14,12 @@ from ttvd.zoo.catalog import load
 def test_shipped_checkpoints_come_of_the_recipes(data: str, kind: str) -> None:
     card = load(f"resnet26-{data}-{kind}").card
     assert card is not None
-    recipe = tool.make_recipe(data, kind, None)
-    assert json.loads(json.dumps(asdict(recipe))) == card.recipe
+    config = tool.make_config(data, kind, None)
+    assert json.loads(json.dumps(asdict(config))) == card.training
     made = tool.make_card(data, kind, {"cifar10": 10, "cifar100": 100}[data])
     told = asdict(card)
     assert all(told[name] == value for name, value in asdict(made).items() if value not in (None, {}))
-    shorter = tool.make_recipe(data, kind, 3)
-    assert recipe.differences(json.loads(json.dumps(asdict(shorter)))) == [
-        f"epochs (stored 3, now {recipe.epochs})"
+    shorter = tool.make_config(data, kind, 3)
+    assert config.differences(json.loads(json.dumps(asdict(shorter)))) == [
+        f"epochs (stored 3, now {config.epochs})"
     ]

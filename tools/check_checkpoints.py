@@ -1,9 +1,9 @@
-"""Measure the shipped CIFAR checkpoints again and compare with what their cards say.
+"""Measure the accuracy of the shipped CIFAR checkpoints and compare it with their cards.
 
     python tools/check_checkpoints.py --data DIR
 
-DIR holds CIFAR-10 and CIFAR-100 as `ttvd data get` leaves them. It fails if an accuracy differs from its card by more
-than rounding on another processor explains.
+DIR holds CIFAR-10 and CIFAR-100 as `ttvd data get` writes them. The command fails if an accuracy differs from its card
+by more than rounding on another processor can explain.
 """
 
 import argparse
@@ -17,11 +17,11 @@ from ttvd.source import evaluate
 from ttvd.zoo.catalog import Source, available, load
 
 TOLERANCE = 0.001
-"""Ten of 10,000 images: those that lie on a border of cells."""
+"""Ten of 10,000 images may lie so close to a decision boundary that rounding decides."""
 
 
 def measure(source: Source, images: ImageSet) -> dict[str, tuple[float, float]]:
-    """What the card says and what is found, for one view and, with label augmentation, for four."""
+    """Return the accuracy of the card and the measured one, for one view and, with label augmentation, for four."""
     card = source.card
     assert card is not None
     told = {1: card.accuracy_one_view, 4: card.accuracy_four_views}

@@ -1,16 +1,16 @@
-"""Make CIFAR checkpoints that start from a classifier which knows no rotations.
+"""Make CIFAR checkpoints that start from a classifier without rotations.
 
     python tools/finetune_cifar.py --data DIR --checkpoints FOLDER --device cuda --compile
 
-From `resnet26-{set}-rotation` of FOLDER (made by tools/train_cifar.py) it takes the k-way classifier, and writes
+It takes the k-way classifier of `resnet26-{set}-rotation` in FOLDER (made by tools/train_cifar.py) and writes
 
-- `resnet26-{set}-plain`: the same weights with sites of four rotations, to use TTVD without training anything;
-- `resnet26-{set}-finetuned`: the same classifier with a head of k x 4 outputs, taught the rotations in a few epochs of
+- `resnet26-{set}-plain`: the same weights with sites of four rotations, to use TTVD without any training;
+- `resnet26-{set}-finetuned`: the same classifier with a head of k x 4 outputs, fine-tuned for a few epochs by
   self-supervised label augmentation (SLA).
 
-Sites come from the images that the classifier was trained on, temperatures from the tenth of them that was held out;
-the test images are looked at once, for the card. Killed and started again, it goes on after the last finished epoch;
-what is there already is not made again. recipes/plain-cifar10.toml and plain-cifar100.toml compare the two.
+Sites come from the images that the classifier was trained on, temperatures from the held-out tenth. The test images are
+used once, for the card. After an interruption, the command continues after the last finished epoch; finished
+checkpoints are not made again. recipes/plain-cifar10.toml and plain-cifar100.toml compare the two.
 """
 
 import argparse
@@ -29,8 +29,8 @@ from ttvd.data.sets import ImageSet, load_set
 from ttvd.nn.fingerprint import fingerprint
 from ttvd.nn.rotation import RotationNet
 from ttvd.nn.split import split
-from ttvd.source import Epoch, Recipe, calibrate, estimate_sites, evaluate, train
-from ttvd.source.held_out import is_held_out
+from ttvd.source import Epoch, TrainingConfig, calibrate, estimate_sites, evaluate, train
+from ttvd.source.features import is_held_out
 from ttvd.zoo.catalog import available, load, sites_path
 from ttvd.zoo.checkpoint import Card, save_checkpoint
 from ttvd.zoo.sites import Sites
@@ -40,16 +40,16 @@ VIEWS = 4
 
 @dataclass(frozen=True, eq=False)
 class Job:
-    """One data set: its images, the classifier to start from, and what its card says.
+    """One data set: its images and the classifier to start from.
 
     Attributes:
-        name: Of the data set.
-        training: Those that the classifier was trained on, without the tenth that was held out.
-        held_out: That tenth.
-        test: For the accuracy on the card.
+        name: Name of the data set.
+        training: Images that the classifier was trained on.
+        held_out: The tenth of the training images that was held out.
+        test: Test images, for the accuracy on the card.
         start: The k-way classifier, without its rotation head.
-        card: Of the classifier.
-        words: Where it comes from and how many images are used, for the cards.
+        card: Card of the classifier.
+        words: Origin of the classifier and number of images, for the new cards.
     """
 
     name: str
@@ -62,7 +62,7 @@ class Job:
 
 
 def load_start(data: str, options: argparse.Namespace) -> tuple[nn.Module, Card]:
-    """The k-way classifier inside of the checkpoint with a rotation head, and the card that describes it alone."""
+    """Load the k-way classifier of the checkpoint with a rotation head, and a card that describes it alone."""
     name = f"resnet26-{data}-rotation"
     if name not in available(options.checkpoints):
         raise FileNotFoundError(
@@ -78,10 +78,10 @@ def load_start(data: str, options: argparse.Namespace) -> tuple[nn.Module, Card]
 
 
 def prepare(data: str, options: argparse.Namespace) -> Job:
-    """Load everything that one data set needs, so that what is missing is missed before the first epoch."""
+    """Load everything that one data set needs, so that missing files are reported before the first epoch."""
     start, card = load_start(data, options)
     training, test = _load_images(data, options, "train"), _load_images(data, options, "test")
-    # A cut keeps the split: every tenth of the first images is a part of every tenth of all.
+    # --limit keeps the split: every tenth of the first images is among every tenth of all images.
     held = is_held_out(len(training))
     used, kept = (training.subset(mask.nonzero()[:, 0]) for mask in (~held, held))
     words = f"from resnet26-{data}-rotation, fingerprint {fingerprint(start)} without its rotation head"
@@ -97,19 +97,20 @@ def _load_images(data: str, options: argparse.Namespace, part: Literal["train", 
 
 
 def augment(job: Job) -> tuple[nn.Module, Card]:
-    """A copy of the classifier with k x 4 outputs, in which all rotations of a class start with its row."""
+    """Copy the classifier with k x 4 outputs, in which all rotations of a class start with the row of the class."""
     arguments = {**job.card.arguments, "num_classes": job.card.arguments["num_classes"] * VIEWS}
     return split(job.start).augmented(VIEWS).model, replace(job.card, arguments=arguments, head_views=VIEWS)
 
 
-def make_recipe(epochs: int, lr: float) -> Recipe:
-    """That of tools/train_cifar.py but for the learning rate: a large one would forget what is there."""
-    return Recipe(
+def make_config(epochs: int, lr: float) -> TrainingConfig:
+    """Return the settings of tools/train_cifar.py with a smaller learning rate, which keeps what was learnt."""
+    return TrainingConfig(
         "sla", epochs=epochs, lr=lr, nesterov=True, schedule="onecycle", precision="bf16", channels_last=True
     )
 
 
 def make_sites(model: nn.Module, job: Job, name: str, bars: Progress) -> Sites:
+    """Estimate and calibrate the sites of a model."""
     bar = bars.add_task(f"{name}, sites", total=len(job.training))
     classes = int(job.card.arguments["num_classes"])
     sites = estimate_sites(
@@ -123,7 +124,7 @@ def make_sites(model: nn.Module, job: Job, name: str, bars: Progress) -> Sites:
 
 
 def is_done(folder: Path, name: str, card: Card) -> bool:
-    """Whether the folder holds this very model with its sites; one that cannot be read is made again."""
+    """Return whether the folder holds this model with its sites; an unreadable one is made again."""
     if name not in available(folder):
         return False
     try:
@@ -132,13 +133,13 @@ def is_done(folder: Path, name: str, card: Card) -> bool:
         return False
     if found.card is None or found.sites is None:
         return False
-    # The words name the weights that it was made from. A recipe that has been JSON has lists for tuples.
-    recipe = json.loads(json.dumps(dict(card.recipe)))
-    return found.card.data == card.data and found.card.recipe == recipe
+    # The description names the weights that the model started from. JSON has lists for tuples.
+    config = json.loads(json.dumps(dict(card.training)))
+    return found.card.data == card.data and found.card.training == config
 
 
 def make_plain(job: Job, options: argparse.Namespace, bars: Progress) -> None:
-    """The classifier as it is, with sites of four rotations; recipe and accuracy stay true of the same weights."""
+    """Write the classifier as it is, with sites of four rotations; the weights and so the accuracy stay the same."""
     name = f"resnet26-{job.name}-plain"
     card = replace(job.card, data=f"{job.card.data}; {job.words}")
     if is_done(options.out, name, card):
@@ -150,13 +151,13 @@ def make_plain(job: Job, options: argparse.Namespace, bars: Progress) -> None:
 
 
 def make_finetuned(job: Job, options: argparse.Namespace, bars: Progress) -> None:
-    """The classifier after a few epochs of label augmentation, with sites and temperatures of its own."""
-    name, recipe = f"resnet26-{job.name}-finetuned", make_recipe(options.epochs, options.lr)
+    """Fine-tune the classifier for a few epochs by label augmentation, and write it with its own sites."""
+    name, config = f"resnet26-{job.name}-finetuned", make_config(options.epochs, options.lr)
     model, card = augment(job)
     words = f"{job.card.data}; fine-tuned for {options.epochs} epochs by label augmentation {job.words}"
     if options.limit is not None:
         words += f", measured on {len(job.test):,} of the test images"
-    card = replace(card, data=words, recipe=asdict(recipe), seed=recipe.seed)
+    card = replace(card, data=words, training=asdict(config), seed=config.seed)
     if is_done(options.out, name, card):
         bars.print(f"{name}: is there already")
         return
@@ -169,11 +170,11 @@ def make_finetuned(job: Job, options: argparse.Namespace, bars: Progress) -> Non
             f"{epoch.seconds:.1f} s"
         )
 
-    # The state of a training knows its data and its recipe but not its first weights: its name does.
+    # The state of a training records its data and settings but not its initial weights, so the file name does.
     resume = options.out / f"{name}-{fingerprint(job.start)}.training"
     images, labels = job.training.images, job.training.labels
     model.to(options.device)
-    train(model, images, labels, recipe, checkpoint=resume, progress=advance, compile=options.compile)
+    train(model, images, labels, config, checkpoint=resume, progress=advance, compile=options.compile)
     model.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]  # missing in torch's stubs
     make_sites(model, job, name, bars).save(sites_path(options.out, name))
     measure = partial(evaluate, model, job.test.images, job.test.labels, head_views=VIEWS)
@@ -210,7 +211,7 @@ def read_options(arguments: Sequence[str] | None) -> argparse.Namespace:
 def main(arguments: Sequence[str] | None = None) -> None:
     options = read_options(arguments)
     try:
-        make_recipe(options.epochs, options.lr)  # refuses what cannot be trained with
+        make_config(options.epochs, options.lr)  # refuses what cannot be trained with
         jobs = [prepare(data, options) for data in options.sets]
         options.out.mkdir(parents=True, exist_ok=True)
         with Progress() as bars:

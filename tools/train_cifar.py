@@ -2,10 +2,10 @@
 
     python tools/train_cifar.py --data DIR --out src/ttvd/zoo/checkpoints --device cuda --compile
 
-Three models of one architecture, TTAB's ResNet-26, for each of CIFAR-10 and CIFAR-100: label augmentation (what TTVD
-needs), class and rotation heads together (what TTT needs, and what all k-way baselines use in TTAB), and
-instance-aware norms (what NOTE needs; with a rotation head too on CIFAR-10). Every tenth training image is held out;
-the test images are looked at once, for the card. Killed and started again, it goes on after the last finished epoch.
+It trains three models of TTAB's ResNet-26 for each of CIFAR-10 and CIFAR-100: with label augmentation (for TTVD), with
+joint class and rotation heads (for TTT, and for all k-way baselines as in TTAB), and with instance-aware norms (for
+NOTE; on CIFAR-10 with a rotation head too). Every tenth training image is held out; the test images are used once, for
+the card. After an interruption, the command continues after the last finished epoch.
 """
 
 import argparse
@@ -16,14 +16,14 @@ from typing import Any
 from rich.progress import Progress
 
 from ttvd.data.sets import ImageSet, load_set
-from ttvd.source import Epoch, Recipe
+from ttvd.source import Epoch, TrainingConfig
 from ttvd.source.produce import produce
 from ttvd.zoo.checkpoint import Card
 
 KINDS = {"sla": "batch", "rotation": "batch", "instance-aware": "instance-aware"}
 EPOCHS = {"sla": 100, "rotation": 80, "instance-aware": 80}
-# The four hundred joint labels of CIFAR-100 are more than the network can learn by heart: they want longer training and
-# less decay. Instance-aware norms learn more slowly, and on CIFAR-10 alone they stay below 92 % without rotations.
+# The network cannot memorise the four hundred joint labels of CIFAR-100: they need longer training and less weight
+# decay. Instance-aware norms learn more slowly, and on CIFAR-10 they stay below 92 % without rotations.
 OTHERS: dict[tuple[str, str], dict[str, Any]] = {
     ("cifar100", "sla"): {"epochs": 150, "weight_decay": 3e-4},
     ("cifar10", "instance-aware"): {"objective": "rotation", "epochs": 160, "weight_decay": 3e-4},
@@ -35,16 +35,16 @@ STATISTICS = {"cifar100": {"mean": [0.5071, 0.4865, 0.4409], "std": [0.2673, 0.2
 
 
 def make_card(data: str, kind: str, classes: int) -> Card:
-    objective = make_recipe(data, kind, None).objective
+    objective = make_config(data, kind, None).objective
     head_views = 4 if objective == "sla" else 1
     arguments = {"num_classes": classes * head_views, "norm": KINDS[kind], **STATISTICS.get(data, {})}
     words = f"{data.upper().replace('CIFAR', 'CIFAR-')}, 45,000 of the 50,000 training images"
     return Card("resnet26", arguments, head_views, objective == "rotation", data=words)
 
 
-def make_recipe(data: str, kind: str, epochs: int | None) -> Recipe:
-    """TTAB's augmentation, batch and, but for ``OTHERS``, decay; one cycle of a larger rate needs fewer epochs."""
-    usual = Recipe(
+def make_config(data: str, kind: str, epochs: int | None) -> TrainingConfig:
+    """Return TTAB's settings (augmentation, batch size, weight decay unless in ``OTHERS``) with one cycle."""
+    usual = TrainingConfig(
         objective=kind if kind in ("sla", "rotation") else "plain",
         epochs=EPOCHS[kind],
         lr=0.3,
@@ -53,8 +53,8 @@ def make_recipe(data: str, kind: str, epochs: int | None) -> Recipe:
         precision="bf16",
         channels_last=True,
     )
-    recipe = replace(usual, **OTHERS.get((data, kind), {}))
-    return recipe if epochs is None else replace(recipe, epochs=epochs)
+    config = replace(usual, **OTHERS.get((data, kind), {}))
+    return config if epochs is None else replace(config, epochs=epochs)
 
 
 def train_one(data: str, kind: str, options: argparse.Namespace) -> None:
@@ -62,9 +62,9 @@ def train_one(data: str, kind: str, options: argparse.Namespace) -> None:
     training, test = ((images.images, images.labels) for images in sets if isinstance(images, ImageSet))
     name = f"resnet26-{data}-{kind}"
     classes = int(training[1].max()) + 1
-    recipe = make_recipe(data, kind, options.epochs)
+    config = make_config(data, kind, options.epochs)
     with Progress() as bars:
-        bar = bars.add_task(name, total=recipe.epochs)
+        bar = bars.add_task(name, total=config.epochs)
 
         def advance(epoch: Epoch) -> None:
             bars.update(bar, completed=epoch.number + 1)
@@ -78,7 +78,7 @@ def train_one(data: str, kind: str, options: argparse.Namespace) -> None:
             options.out,
             name,
             make_card(data, kind, classes),
-            recipe,
+            config,
             training,
             test,
             fractions=FRACTIONS if kind == "sla" else (1.0,),

@@ -2,9 +2,9 @@
 
     python tools/tune_demo.py [--checkpoints DIR] [--limit N]
 
-Prints the mean error over three corruptions that the demo does not show, for every setting. The demo takes the learning
-rate with the lowest error of each method, all else at its default. The digits are those that the demo streams, labels
-included: only the corruptions are held out.
+It prints the mean error over three corruptions that the demo does not show, for every setting. The demo uses the
+learning rate with the lowest error of each method, with all other parameters at their defaults. The digits and labels
+are those of the demo: only the corruptions are held out.
 """
 
 import argparse

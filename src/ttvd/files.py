@@ -1,4 +1,4 @@
-"""Files that are either absent, the old one or the complete new one, also after a kill."""
+"""Atomic writing of files: after a kill, a file is absent, the old one, or the complete new one."""
 
 import os
 from collections.abc import Iterator
@@ -9,11 +9,12 @@ from typing import BinaryIO
 
 @contextmanager
 def open_atomic(path: str | os.PathLike[str], *, sync: bool = True) -> Iterator[BinaryIO]:
-    """Open a file for writing that appears under its name when the block ends without an error.
+    """Open a file for writing; it appears under its name when the block ends without an error.
 
     Args:
-        path: Where the file will be; its folder is made if needed.
-        sync: Wait until the disk has it, so that a power cut cannot leave it empty; slow for many small files.
+        path: Path of the file; its folder is made if needed.
+        sync: Whether to wait until the disk has the content, so that a power cut cannot leave the file empty. This is
+            slow for many small files.
 
     Example:
         >>> import tempfile

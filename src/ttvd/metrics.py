@@ -1,7 +1,7 @@
 """Error, negative log-likelihood, Brier score and calibration error of probabilities (b, k) for labels (b,).
 
-`RunningMetrics` gives the numbers of a whole stream. All arithmetic is float64, on the CPU; `sum_batches` does that of
-many batches at once where their logits are.
+`RunningMetrics` accumulates the metrics of a stream, in float64 on the CPU. `sum_batches` scores many batches at once
+on the device of their logits, also in float64.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,9 +21,12 @@ _BINS = ("bin_count", "bin_confidence", "bin_correct")
 
 @dataclass(frozen=True, eq=False)
 class Reliability:
-    """What a reliability diagram draws: equal-width bins (lo, hi] over the largest probability.
+    """Data of a reliability diagram: equal-width bins (lo, hi] of the largest probability.
 
-    All are (bins,) tensors. Mean confidence and accuracy of a bin without samples are NaN.
+    Attributes:
+        count: Number of samples of each bin (bins,).
+        confidence: Mean confidence of each bin (bins,); NaN for an empty bin.
+        accuracy: Accuracy of each bin (bins,); NaN for an empty bin.
     """
 
     count: Tensor
@@ -77,11 +80,14 @@ def reliability(probs: Tensor, labels: Tensor, bins: int = 15) -> Reliability:
 
 
 class RunningMetrics:
-    """The metrics of a stream, kept as sums: constant memory, mergeable, the same in one piece or in rows.
+    """Metrics of a stream, kept as sums: they need constant memory and can be merged.
 
-    `ece` is that of the whole stream. `batch_ece` is the mean of the batches' own ECEs, weighted by size, as
-    some papers report it: it is biased upwards (a perfectly calibrated predictor of mean confidence 0.8 gets
-    about 0.1 at batches of 64), so it serves to compare with those papers and for nothing else.
+    `ece` is the calibration error of the whole stream. `batch_ece` is the mean of the calibration errors of the
+    batches, weighted by their sizes, which some papers report. It is biased upwards (a perfectly calibrated predictor
+    of mean confidence 0.8 gets about 0.1 with batches of 64), so use it only to compare with those papers.
+
+    Args:
+        bins: Number of confidence bins.
 
     >>> metrics = RunningMetrics(bins=15)
     >>> metrics.update(torch.tensor([0, 1]), probs=torch.tensor([[0.9, 0.1], [0.7, 0.3]]))
@@ -96,7 +102,7 @@ class RunningMetrics:
         self._bins = torch.zeros(len(_BINS), bins, dtype=torch.float64)
 
     def update(self, labels: Tensor, *, logits: Tensor | None = None, probs: Tensor | None = None) -> None:
-        """Add one batch, given as either logits or probabilities (log-probabilities count as logits)."""
+        """Add one batch of logits or probabilities (log-probabilities count as logits)."""
         if logits is not None and probs is None:
             values = _check_logits(logits)
         elif probs is not None and logits is None:
@@ -104,14 +110,12 @@ class RunningMetrics:
         else:
             raise TypeError("update expects exactly one of logits=... and probs=...")
         labels = _check_labels(labels, *values.shape)
-        bins = _sum_bins(values, labels, self._bins.shape[1])
-        losses = -values.gather(1, labels[:, None]).clamp_min(_TINY).log()
-        distances = (values - torch.nn.functional.one_hot(labels, values.shape[1])).square()
-        sums = torch.stack([losses.sum(), distances.sum(), (bins[1] - bins[2]).abs().sum()])
-        self._sums, self._bins = self._sums + sums, self._bins + bins
+        sums = _sum_samples(values[None], labels[None], self._bins.shape[1])[0]
+        self._sums = self._sums + sums[: len(_SUMS)]
+        self._bins = self._bins + sums[len(_SUMS) :].view_as(self._bins)
 
     def merge(self, other: "RunningMetrics") -> None:
-        """Add the samples that another object has seen."""
+        """Add the samples of another object."""
         if (ours := self._bins.shape[1]) != (theirs := other._bins.shape[1]):
             raise ValueError(f"cannot merge {theirs} bins into {ours}: use the same number of bins")
         self._sums, self._bins = self._sums + other._sums, self._bins + other._bins
@@ -132,7 +136,7 @@ class RunningMetrics:
         return Reliability(self._bins[0].long(), confidence, accuracy)
 
     def state(self) -> dict[str, float | list[float]]:
-        """Return the sums as plain numbers and lists; JSON keeps them exactly."""
+        """Return the sums as plain numbers and lists, which JSON stores exactly."""
         n, correct = self._bins[[0, 2]].sum(dim=1).long().tolist()
         values = [*self._sums.tolist(), *self._bins.tolist()]
         return {"n": n, "correct": correct, **dict(zip(_SUMS + _BINS, values, strict=True))}
@@ -154,16 +158,16 @@ class RunningMetrics:
 def sum_batches(logits: Sequence[Tensor], labels: Sequence[Tensor], bins: int = 15) -> Tensor:
     """Score several batches together on the device of their logits, without waiting for it.
 
-    Batches of one shape share their kernels, and each sum has an order of its own, so that it can be repeated.
+    Batches of one shape share kernels, and each sum has a fixed order, so results are reproducible.
 
     Args:
-        logits: (b, k) of each batch; log-probabilities count as logits.
-        labels: (b,) of each batch, on any device.
-        bins: Of the calibration error.
+        logits: Logits (b, k) of each batch; log-probabilities count as logits.
+        labels: Labels (b,) of each batch, on any device.
+        bins: Number of confidence bins.
 
     Returns:
-        A row for each batch: the states of their metrics, for `read_sums`, and in the last column 1 where
-        `RunningMetrics.update` would refuse the values.
+        Table with a row for each batch: the state of its metrics, for `read_sums`, and in the last column 1 if
+        `RunningMetrics.update` would refuse the values, else 0.
 
     >>> table = sum_batches([torch.zeros(2, 2), torch.zeros(3, 2)], [torch.tensor([0, 1]), torch.zeros(3).long()])
     >>> [(state["n"], state["correct"]) for state in read_sums(table)]
@@ -196,26 +200,41 @@ def read_sums(table: Tensor) -> list[dict[str, float | list[float]]]:
 
 
 def _sum_group(logits: Tensor, labels: Tensor, bins: int) -> Tensor:
-    """Rows of `sum_batches` for logits (m, b, k) and labels (m, b)."""
+    """Return the rows of `sum_batches` for logits (m, b, k) and labels (m, b)."""
     scores, k = logits.detach().double(), logits.shape[2]
     wrong = ~scores.amax(dim=2).isfinite() | (labels < 0) | (labels >= k)
-    truth = labels.clamp(0, k - 1)  # an index out of range would end all work on the device
-    probs = scores.softmax(dim=2)
+    labels = labels.clamp(0, k - 1)  # an index out of range would stop all work on the device
+    sums = _sum_samples(scores.softmax(dim=2), labels, bins)
+    return torch.cat([sums, wrong.any(dim=1, keepdim=True)], dim=1)
+
+
+def _sum_samples(probs: Tensor, labels: Tensor, bins: int) -> Tensor:
+    """Return the sums of each batch, for probabilities (m, b, k) and labels (m, b).
+
+    Returns:
+        Sums (m, 3 + 3 * bins): negative log-likelihood, Brier score and ECE, then count, confidence and correct
+        predictions of each confidence bin.
+    """
+    (batches, _, k), device = probs.shape, probs.device
     confidence, prediction = probs.max(dim=2)
-    index = (torch.bucketize(confidence, _make_edges(bins, probs.device)) - 1).clamp(0, bins - 1)
-    inside = index[..., None] == torch.arange(bins, device=probs.device)
-    facts = torch.stack([torch.ones_like(confidence), confidence, (prediction == truth).double()])
-    sums = (facts[..., None] * inside).sum(dim=2)  # no index_add: on a GPU it adds in any order
-    losses = -probs.gather(2, truth[..., None]).clamp_min(_TINY).log().sum(dim=(1, 2))
-    distances = (probs - (truth[..., None] == torch.arange(k, device=probs.device)).double()).square()
-    gaps = (sums[1] - sums[2]).abs().sum(dim=1)
-    totals = torch.stack([losses, distances.sum(dim=(1, 2)), gaps], dim=1)
-    return torch.cat([totals, *sums, wrong.any(dim=1, keepdim=True)], dim=1)
+    index = (torch.bucketize(confidence, _make_edges(bins, device)) - 1).clamp(0, bins - 1)
+    facts = torch.stack([torch.ones_like(confidence), confidence, (prediction == labels).double()])
+    if device.type == "cpu":
+        flat = (index + bins * torch.arange(batches)[:, None]).flatten()
+        binned = (
+            facts.new_zeros(3, batches * bins).index_add_(1, flat, facts.flatten(1)).unflatten(1, (-1, bins))
+        )
+    else:  # index_add is faster, but on a GPU its order of additions changes from call to call
+        binned = (facts[..., None] * (index[..., None] == torch.arange(bins, device=device))).sum(dim=2)
+    nll = -probs.gather(2, labels[..., None]).clamp_min(_TINY).log().sum(dim=(1, 2))
+    brier = (probs - (labels[..., None] == torch.arange(k, device=device)).double()).square().sum(dim=(1, 2))
+    gaps = (binned[1] - binned[2]).abs().sum(dim=1)
+    return torch.cat([torch.stack([nll, brier, gaps], dim=1), *binned], dim=1)
 
 
 @cache
 def _make_edges(bins: int, device: torch.device) -> Tensor:
-    """Of the bins; made on the CPU, for devices differ in the last digit of such steps."""
+    """Return the edges of the bins. They are computed on the CPU, because devices differ in the last digit."""
     return torch.linspace(0, 1, bins + 1, dtype=torch.float64).to(device)
 
 
@@ -223,14 +242,6 @@ def _measure(probs: Tensor, labels: Tensor, bins: int = 15) -> RunningMetrics:
     metrics = RunningMetrics(bins)
     metrics.update(labels, probs=probs)
     return metrics
-
-
-def _sum_bins(probs: Tensor, labels: Tensor, bins: int) -> Tensor:
-    """Return (3, bins): count, summed confidence and number of correct predictions."""
-    confidence, prediction = probs.max(dim=1)
-    index = (torch.bucketize(confidence, _make_edges(bins, probs.device)) - 1).clamp(0, bins - 1)
-    rows = torch.stack([torch.ones_like(confidence), confidence, (prediction == labels).double()])
-    return torch.zeros(3, bins, dtype=torch.float64).index_add_(1, index, rows)
 
 
 def _check_kind(scores: Tensor, name: str) -> None:
@@ -252,7 +263,7 @@ def _check_logits(logits: Tensor) -> Tensor:
 
 def _check_probs(probs: Tensor) -> Tensor:
     values = _check_scores(probs, "probs")
-    # Rounding every entry to 16 bits moves a row's sum by up to eps / 2: those types need a looser bound.
+    # Rounding every entry to 16 bits changes the sum of a row by up to eps / 2, so these dtypes need a looser bound.
     tolerance = max(1e-4, 2 * torch.finfo(probs.dtype).eps)
     (low, high), off = values.aminmax(), (values.sum(dim=1) - 1).abs().max()
     if not (low >= -tolerance and high <= 1 + tolerance and off <= tolerance):  # in this form NaN fails too

@@ -166,7 +166,7 @@ def test_inputs_stay_as_they_were_and_nothing_waits_for_the_device(watched: Watc
 
 
 def test_memory_stays_far_below_batch_times_sites_times_features(watched: Watcher) -> None:
-    batch, size, dim = 64, 21_000, 512
+    batch, size, dim = 64, 4_000, 512
     sites = draw(17, size, dim, dtype=torch.float32)
     z = sites[:batch].clone().requires_grad_()
 
@@ -181,3 +181,23 @@ def test_memory_stays_far_below_batch_times_sites_times_features(watched: Watche
 
     largest, _ = watched(use_many_classes)
     assert largest <= 4 * (4 * size * dim), "b x s x d is 64 times the sites"
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("exponent", range(-36, 37, 4))
+def test_cells_at_extreme_coordinates_are_right_or_refused(
+    naive_squared: Oracle, exponent: int, weighted: bool
+) -> None:
+    """In float32, squared distances underflow or overflow far inside the range of the coordinates."""
+    scale = 10.0**exponent
+    sites, z = (scale * draw(30, 6, 2)).float(), (3 * scale * draw(31, 50, 2)).float()
+    weights = (scale**2 * draw(32, 6)).float() if weighted else None
+    unit, points = sites.double() / scale, z.double() / scale
+    truth = (naive_squared(points, unit) - (0 if weights is None else draw(32, 6))).argmin(-1)
+    if -14 <= exponent <= 16:
+        assert torch.equal(assign(z, Diagram(sites, weights)), truth)
+    else:
+        with pytest.raises(ValueError, match=r"scale the sites|weights must be finite"):
+            Diagram(sites, weights)
+    if weights is None:  # float64 has a wider range
+        assert torch.equal(assign(z.double(), Diagram(sites.double())), truth)

@@ -81,7 +81,7 @@ def test_many_rounds_end_at_a_fixed_point_that_nothing_beats(
 ) -> None:
     """The likelihood is concave, so where no small move inside the simplex raises it, it is greatest."""
     scores, k = draw(seed, *sizes), sizes[1]
-    shares = shares_of(shift_weights(scores, count, 2000))
+    shares = shares_of(shift_weights(scores, count, 800))
     mean = (scores + shares.log()).softmax(1).mean(0)
     torch.testing.assert_close(
         shares, (count / k + sizes[0] * mean) / (count + sizes[0]), rtol=1e-6, atol=1e-9
@@ -194,7 +194,7 @@ def test_a_count_that_is_a_tensor_is_not_looked_at(
 
 @pytest.mark.parametrize("count", [0.0, -1.0, math.inf, math.nan])
 def test_counts_that_are_none(count: float) -> None:
-    with pytest.raises(ValueError, match="count must be a positive, finite number of imagined images"):
+    with pytest.raises(ValueError, match="count must be a positive, finite number of pseudo-images"):
         shift_weights(torch.zeros(2, 3), count)
 
 

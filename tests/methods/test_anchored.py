@@ -14,17 +14,10 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import ttvd
+from tests.helpers import nn as chains
+from tests.helpers.nn import assert_close, channel_moments, draw_anchors, kinds_of, norms_of, read_state
 from tests.methods.conftest import build_net, build_sites, build_stream
 from tests.methods.test_ttvd_default import Naive, assert_same_state
-from tests.nn import test_anchors as chains
-from tests.nn.test_anchors import (
-    assert_close,
-    channel_moments,
-    draw_anchors,
-    kinds_of,
-    norms_of,
-    read_state,
-)
 from ttvd.methods.adapter import Adapter
 from ttvd.nn.anchors import Anchors, anchor_norms
 from ttvd.nn.fingerprint import fingerprint

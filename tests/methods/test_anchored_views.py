@@ -11,6 +11,9 @@ import torch
 from torch import Tensor, nn
 
 import ttvd
+from tests.helpers import nn as chains
+from tests.helpers.nn import assert_close, draw_anchors, kinds_of, norms_of, read_state
+from tests.helpers.zoo import CARD, save_toy
 from tests.methods.test_anchored import (
     World,
     anchor_by_hand,
@@ -19,9 +22,6 @@ from tests.methods.test_anchored import (
     measure_by_hand,
     policies,
 )
-from tests.nn import test_anchors as chains
-from tests.nn.test_anchors import assert_close, draw_anchors, kinds_of, norms_of, read_state
-from tests.zoo.test_checkpoint import CARD, save_toy
 from ttvd.data.digits import split_digits
 from ttvd.nn.anchors import Anchors, anchor_norms
 from ttvd.nn.fingerprint import fingerprint

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from ttvd.nn.instance_norm import InstanceAwareBatchNorm2d
 from ttvd.nn.norms import Statistics, apply_statistics, select_parameters
 from ttvd.nn.resnet import ResNet
-from ttvd.source.evaluate import evaluate
-from ttvd.source.recipe import Recipe
+from ttvd.source.config import TrainingConfig
+from ttvd.source.produce import evaluate
 from ttvd.source.train import train
 from ttvd.zoo.checkpoint import Card, load_checkpoint, save_checkpoint
 
@@ -175,10 +175,10 @@ def make_data(count: int, seed: int) -> tuple[Tensor, Tensor]:
 
 def test_a_source_model_trains_with_it_and_can_be_stored(tmp_path: Path) -> None:
     net = make_net()
-    recipe = Recipe(
+    config = TrainingConfig(
         epochs=1, batch_size=32, lr=0.02, optimizer="adamw", schedule="cosine", padding=1, flip=False
     )
-    train(net, *make_data(192, 0), replace(recipe, objective="plain", epochs=6))
+    train(net, *make_data(192, 0), replace(config, objective="plain", epochs=6))
     assert evaluate(net, *make_data(96, 1)) > 0.95
     arguments = {
         "num_classes": 3,

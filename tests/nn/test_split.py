@@ -1,3 +1,7 @@
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -81,17 +85,71 @@ def test_unknown_head_name_lists_the_layers() -> None:
         split(Unordered(), head="fc")
 
 
-def test_output_must_be_logits() -> None:
-    class Pair(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.fc = nn.Linear(4, 3)
+class Wrapped(nn.Module):
+    """Returns its logits inside something else."""
 
-        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-            return self.fc(x.flatten(1)), x
+    def __init__(self, wrap: Callable[[Tensor], Any]) -> None:
+        super().__init__()
+        self.fc, self.wrap = nn.Linear(4, 3), wrap
 
-    with pytest.raises(ValueError, match=r"\(b, k\), got tuple"):
-        split(Pair(), torch.rand(2, 1, 2, 2))
+    def forward(self, x: Tensor) -> Any:
+        return self.wrap(self.fc(x.flatten(1)))
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda z: (z, z[:, :1]),
+        lambda z: [z],
+        lambda z: {"loss": None, "logits": z},
+        lambda z: SimpleNamespace(loss=None, logits=z),
+    ],
+)
+@pytest.mark.parametrize("given", [True, False])
+def test_logits_are_unwrapped(wrap: Callable[[Tensor], Any], given: bool) -> None:
+    net, x = Wrapped(wrap), torch.rand(5, 1, 2, 2)
+    parts = split(net, x if given else None)
+    expected = net.fc(x.flatten(1))
+    assert torch.equal(parts(x), expected)
+    z, logits = parts.features_and_logits(x)
+    assert torch.equal(z, x.flatten(1))
+    assert torch.equal(logits, expected)
+
+
+@pytest.mark.parametrize(
+    "wrap", [lambda z: {"scores": z}, lambda _: "cat", lambda z: ((z, z),), lambda _: []]
+)
+def test_output_without_known_logits_is_refused(wrap: Callable[[Tensor], Any]) -> None:
+    with pytest.raises(ValueError, match=r"logits \(b, k\), got a .*Wrap the model"):
+        split(Wrapped(wrap), torch.rand(2, 1, 2, 2))
+
+
+def test_logits_must_be_a_matrix() -> None:
+    with pytest.raises(ValueError, match=r"\(b, k\), got \(2,\)"):
+        split(Wrapped(lambda z: z[:, 0]), torch.rand(2, 1, 2, 2))
+
+
+class TwoHeads(nn.Module):
+    def __init__(self, both: bool) -> None:
+        super().__init__()
+        self.fine, self.coarse, self.both = nn.Linear(4, 6), nn.Linear(4, 2), both
+
+    def forward(self, x: Tensor) -> Any:
+        z = x.flatten(1)
+        fine, coarse = self.fine(z), self.coarse(z)
+        return (fine, coarse) if self.both else fine
+
+
+@pytest.mark.parametrize("both", [True, False])
+def test_of_two_heads_the_one_of_the_output_is_used_and_the_other_named(both: bool) -> None:
+    net, x = TwoHeads(both), torch.rand(5, 1, 2, 2)
+    with pytest.warns(UserWarning, match="'fine' is used.*head='coarse'"):
+        assert split(net, x).head_name == "fine"
+    assert split(net, x, head="fine").head_name == "fine"  # without a warning
+    with pytest.raises(ValueError, match="'coarse' does not map"):
+        split(net, x, head="coarse")
+    with pytest.raises(ValueError, match="Pass head="):
+        split(net).features(x)  # the last one registered, until it is used
 
 
 def test_split_leaves_flags_and_hooks_alone() -> None:

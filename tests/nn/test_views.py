@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from ttvd.nn.views import AggregatedViews, aggregate, join_labels, rotate
+from ttvd.nn.views import AggregatedViews, aggregate, join_labels, log_rotations, rotate, rotation_nll
 
 VIEWS = [1, 2, 4]
 
@@ -102,3 +102,26 @@ def test_four_views_average_the_matching_columns() -> None:
 def test_aggregated_views_refuses_more_views_than_the_head_knows() -> None:
     with pytest.raises(ValueError, match="trained on 2 views cannot judge 4"):
         AggregatedViews(Spy(), views=4, head_views=2)
+
+
+def test_aggregated_views_unwrap_the_output_of_the_model() -> None:
+    class Wrapped(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(4, 12)
+
+        def forward(self, x: Tensor) -> dict[str, Tensor]:
+            return {"logits": self.fc(x.flatten(1))}
+
+    net, x = Wrapped(), torch.rand(5, 1, 2, 2)
+    plain = nn.Sequential(nn.Flatten(), net.fc)
+    assert torch.equal(AggregatedViews(net)(x), AggregatedViews(plain)(x))
+
+
+def test_the_loss_of_rotations_matches_a_loop() -> None:
+    log_probs = torch.randn(4, 6, 3 * 4, generator=torch.Generator().manual_seed(0)).log_softmax(-1)
+    found = rotation_nll(log_rotations(log_probs, 4))
+    for image in range(6):
+        for view in range(4):
+            own = log_probs[view, image].exp().view(3, 4)[:, view].sum()
+            assert found[image, view].item() == pytest.approx(-own.log().item(), rel=1e-5)

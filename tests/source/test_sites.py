@@ -1,25 +1,20 @@
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
+from tests.helpers.source import make_data, make_net
+from ttvd.nn.fingerprint import fingerprint
 from ttvd.nn.resnet import ResNet
 from ttvd.nn.split import split
-from ttvd.source.sites import choose_fraction, estimate_sites
-from ttvd.zoo.sites import fingerprint
-
-
-def make_net(outputs: int = 12) -> ResNet:
-    generator = torch.Generator().manual_seed(0)
-    return ResNet(outputs, in_channels=1, widths=(8, 16), blocks=(1, 1), generator=generator)
-
-
-def make_data(count: int = 50) -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(1)
-    labels = torch.randint(0, 3, (count,), generator=generator)
-    return torch.rand(count, 1, 6, 6, generator=generator), labels
+from ttvd.source import calibrate, collect_features, estimate_fisher, evaluate
+from ttvd.source.features import choose_fraction
+from ttvd.source.sites import SiteAccumulator, estimate_sites
 
 
 def loop_means(net: ResNet, images: Tensor, labels: Tensor, views: int) -> tuple[Tensor, Tensor]:
@@ -144,14 +139,54 @@ def test_errors_name_what_is_wrong() -> None:
         estimate_sites(net, (x, y.float()))
 
 
-def test_streams_need_the_number_of_classes_and_all_the_data() -> None:
+def test_streams_are_used_completely() -> None:
     net, batch = make_net(), make_data()
-    with pytest.raises(ValueError, match="needs num_classes and fraction=1"):
-        estimate_sites(net, [batch])
-    with pytest.raises(ValueError, match="needs num_classes and fraction=1"):
+    with pytest.raises(ValueError, match="fraction=1"):
         estimate_sites(net, [batch], num_classes=3, fraction=0.5)
     with pytest.raises(ValueError, match="no images to estimate sites from"):
         estimate_sites(net, [], num_classes=3)
+
+
+@pytest.mark.parametrize("outputs", [3, 6, 12])
+def test_a_stream_needs_no_number_of_classes(outputs: int) -> None:
+    """The labels say whether a head of n outputs has n classes, or fewer with rotations."""
+    net, (images, labels) = make_net(outputs), make_data()
+    loader = DataLoader(TensorDataset(images, labels), batch_size=8)
+    found = estimate_sites(net, loader)
+    expected = estimate_sites(net, (images, labels), num_classes=3, batch_size=8)
+    assert torch.equal(found.means, expected.means)
+    assert torch.equal(found.counts, expected.counts)
+
+
+@pytest.mark.parametrize("form", [list, tuple])
+def test_labels_that_do_not_fit_the_head_are_refused_with_the_line_to_write(form: type) -> None:
+    data: Any = make_data() if form is tuple else [make_data()]
+    with pytest.raises(
+        ValueError, match=r"3 classes .* 9 outputs.*estimate_sites\(model, data, num_classes=3\)"
+    ):
+        estimate_sites(make_net(9), data)
+    assert estimate_sites(make_net(9), data, num_classes=3).num_classes == 3
+    plain: Any = make_net(12)
+    plain.head_views = 1  # what the card of a checkpoint says
+    with pytest.raises(ValueError, match=r"3 classes .* 12 outputs"):
+        estimate_sites(plain, data)
+
+
+def test_images_of_another_size_than_the_card_says_are_refused() -> None:
+    net: Any = make_net()
+    images, labels = make_data()
+    net.trained_input_shape = (1, 32, 32)
+    for use in (estimate_sites, collect_features):
+        with pytest.raises(ValueError, match=r"\(1, 32, 32\), got \(1, 6, 6\).*Resize"):
+            use(net, (images, labels))
+    with pytest.raises(ValueError, match="Resize"):
+        evaluate(split(net), images, labels)
+    with pytest.raises(ValueError, match="Resize"):
+        estimate_fisher(net, images)
+    net.trained_input_shape = tuple(images.shape[1:])
+    sites = estimate_sites(net, (images, labels))
+    with pytest.raises(ValueError, match="Resize"):
+        calibrate(net, sites, (images[..., 1:, 1:], labels))
 
 
 class Between(nn.Module):
@@ -192,3 +227,28 @@ def test_a_layer_called_features_is_not_taken_for_the_method() -> None:
             return logits
 
     assert estimate_sites(Old(), make_data()).dim == 4
+
+
+def test_bf16_features_are_summed_in_float64() -> None:
+    z = torch.full((1, 4096, 1), 1.0, dtype=torch.bfloat16)
+    sums = SiteAccumulator(1, 1, 1)
+    sums.update(z, torch.zeros(4096, dtype=torch.int64))
+    assert sums.sums.item() == 4096.0
+    assert sums.sums.dtype == torch.float64
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.integers(1, 40), st.integers(0, 1000))
+def test_merged_halves_are_the_whole(cut: int, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    z = torch.randn(2, 41, 3, generator=generator)
+    labels = torch.cat([torch.arange(4), torch.randint(0, 4, (37,), generator=generator)])
+    whole, left, right = (SiteAccumulator(4, 2, 3) for _ in range(3))
+    whole.update(z, labels)
+    left.update(z[:, :cut], labels[:cut])
+    right.update(z[:, cut:], labels[cut:])
+    left.merge(right)
+    torch.testing.assert_close(left.means(), whole.means(), rtol=0, atol=1e-12)
+    assert torch.equal(left.counts, whole.counts)
+    with pytest.raises(ValueError, match="cannot merge sums of shape"):
+        left.merge(SiteAccumulator(3, 2, 3))

@@ -7,11 +7,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.source.test_train import make_model, make_stripes
+from tests.helpers.source import make_net, make_stripes
 from ttvd.nn.rotation import RotationNet
-from ttvd.source.evaluate import evaluate
-from ttvd.source.recipe import Recipe
-from ttvd.source.state import Epoch, Training
+from ttvd.source.config import Epoch, TrainingConfig, TrainingState
+from ttvd.source.produce import evaluate
 from ttvd.source.steps import make_optimizer
 from ttvd.source.train import train
 
@@ -20,8 +19,8 @@ SGD = {"optimizer": "sgd", "lr": 0.05, "schedule": "cosine"}
 ADAMW = {"optimizer": "adamw", "lr": 0.01, "schedule": "onecycle"}
 
 
-def make_net(objective: str, device: str, norm: str = "batch") -> nn.Module:
-    net = make_model(12 if objective == "sla" else 3, norm=norm)
+def make_network(objective: str, device: str, norm: str = "batch") -> nn.Module:
+    net = make_net(12 if objective == "sla" else 3, norm=norm)
     with torch.random.fork_rng():
         torch.manual_seed(0)  # the second head draws its weights
         return (RotationNet(net) if objective == "rotation" else net).to(device)
@@ -46,21 +45,21 @@ def test_compiled_training_gives_the_same_weights(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(
         torch, "compile", lambda loss, **options: whole(loss, backend=count, fullgraph=True, **options)
     )
-    recipe = Recipe("sla", epochs=2, batch_size=32, padding=1, **SGD)  # type: ignore[arg-type]
-    nets = [make_net("sla", "cpu") for _ in range(2)]
+    config = TrainingConfig("sla", epochs=2, batch_size=32, padding=1, **SGD)  # type: ignore[arg-type]
+    nets = [make_network("sla", "cpu") for _ in range(2)]
     history = [
-        train(net, *make_stripes(100), recipe, compile=fast)
+        train(net, *make_stripes(100), config, compile=fast)
         for net, fast in zip(nets, (False, True), strict=True)
     ]
     assert len(graphs) == 1  # all steps of both epochs are one shape
-    compare(nets[0], nets[1], make_net("sla", "cpu"), tolerance=1e-5)
+    compare(nets[0], nets[1], make_network("sla", "cpu"), tolerance=1e-5)
     losses = [[epoch.loss for epoch in told.epochs] for told in history]
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
 
 def test_no_gradients_are_left_behind() -> None:
-    net = make_net("plain", "cpu")
-    train(net, *make_stripes(64), Recipe("plain", epochs=1, batch_size=32, padding=0))
+    net = make_network("plain", "cpu")
+    train(net, *make_stripes(64), TrainingConfig("plain", epochs=1, batch_size=32, padding=0))
     assert all(parameter.grad is None for parameter in net.parameters())
 
 
@@ -72,86 +71,86 @@ def test_recorded_training_is_the_written_one(
     objective: str, options: dict[str, Any], norm: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)  # two trainings differ otherwise
-    recipe = Recipe(objective, epochs=3, batch_size=32, padding=1, **options)
-    nets = [make_net(objective, "cuda", norm) for _ in range(2)]
-    recorded = train(nets[0], *make_stripes(200), recipe)
-    written = train(nets[1], *make_stripes(200), recipe, capture="never")
+    config = TrainingConfig(objective, epochs=3, batch_size=32, padding=1, **options)
+    nets = [make_network(objective, "cuda", norm) for _ in range(2)]
+    recorded = train(nets[0], *make_stripes(200), config)
+    written = train(nets[1], *make_stripes(200), config, capture="never")
     for mine, theirs in zip(recorded.epochs, written.epochs, strict=True):
         assert mine.loss == pytest.approx(theirs.loss, rel=5e-3)
         assert mine.lr == theirs.lr
-    compare(nets[0], nets[1], make_net(objective, "cuda", norm), tolerance=0.05)
+    compare(nets[0], nets[1], make_network(objective, "cuda", norm), tolerance=0.05)
 
 
 @needs_cuda
 def test_recorded_training_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
-    recipe = Recipe("sla", epochs=4, batch_size=32, padding=1, channels_last=True, **SGD)  # type: ignore[arg-type]
-    whole, parts = (make_net("sla", "cuda") for _ in range(2))
-    train(whole, *make_stripes(200), recipe)
+    config = TrainingConfig("sla", epochs=4, batch_size=32, padding=1, channels_last=True, **SGD)  # type: ignore[arg-type]
+    whole, parts = (make_network("sla", "cuda") for _ in range(2))
+    train(whole, *make_stripes(200), config)
 
     def stop(epoch: Any) -> None:
         if epoch.number == 1:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        train(parts, *make_stripes(200), recipe, checkpoint=tmp_path / "state", progress=stop)
-    again = make_net("sla", "cuda")
-    history = train(again, *make_stripes(200), recipe, checkpoint=tmp_path / "state")
+        train(parts, *make_stripes(200), config, checkpoint=tmp_path / "state", progress=stop)
+    again = make_network("sla", "cuda")
+    history = train(again, *make_stripes(200), config, checkpoint=tmp_path / "state")
     assert len(history.epochs) == 4
-    compare(whole, again, make_net("sla", "cuda"), tolerance=0.05)
+    compare(whole, again, make_network("sla", "cuda"), tolerance=0.05)
 
 
 @needs_cuda
 def test_fewer_steps_than_a_recording_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
-    recipe = Recipe("plain", epochs=3, batch_size=32, padding=0)
-    nets = [make_net("plain", "cuda") for _ in range(2)]
-    train(nets[0], *make_stripes(64), recipe)
-    train(nets[1], *make_stripes(64), recipe, capture="never")
-    compare(nets[0], nets[1], make_net("plain", "cuda"), tolerance=0.05)
+    config = TrainingConfig("plain", epochs=3, batch_size=32, padding=0)
+    nets = [make_network("plain", "cuda") for _ in range(2)]
+    train(nets[0], *make_stripes(64), config)
+    train(nets[1], *make_stripes(64), config, capture="never")
+    compare(nets[0], nets[1], make_network("plain", "cuda"), tolerance=0.05)
 
 
 @needs_cuda
 def test_a_model_that_waits_for_the_device_is_trained_as_it_is_written() -> None:
-    net = make_net("plain", "cuda")
+    net = make_network("plain", "cuda")
     net.register_forward_pre_hook(lambda _, inputs: float(inputs[0].sum()) and None)
-    recipe = Recipe("plain", epochs=2, batch_size=32, padding=0)
-    assert len(train(net, *make_stripes(200), recipe).epochs) == 2
+    config = TrainingConfig("plain", epochs=2, batch_size=32, padding=0)
+    assert len(train(net, *make_stripes(200), config).epochs) == 2
 
     class Waiting(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.net = make_net("plain", "cuda")
+            self.net = make_network("plain", "cuda")
 
         def forward(self, x: Tensor) -> Tensor:
             return self.net(x) * float(x.sum().isfinite())  # type: ignore[no-any-return]
 
     with pytest.warns(UserWarning, match="one kernel at a time"):
-        assert len(train(Waiting(), *make_stripes(200), recipe).epochs) == 2
+        assert len(train(Waiting(), *make_stripes(200), config).epochs) == 2
 
 
 @needs_cuda
 def test_a_model_that_was_moved_meanwhile_goes_on_learning() -> None:
-    net = make_net("plain", "cuda")
-    recipe = Recipe("plain", epochs=6, batch_size=32, padding=0, **SGD)  # type: ignore[arg-type]
+    net = make_network("plain", "cuda")
+    config = TrainingConfig("plain", epochs=6, batch_size=32, padding=0, **SGD)  # type: ignore[arg-type]
 
     def move(_: Epoch) -> None:
         net.cpu().cuda()
 
-    history = train(net, *make_stripes(200), recipe, progress=move)
+    history = train(net, *make_stripes(200), config, progress=move)
     assert history.epochs[-1].loss < 0.9 * history.epochs[0].loss
     assert evaluate(net, *make_stripes(96, seed=1)) > 0.5
 
 
 def test_slots_come_back_in_the_layout_of_their_parameters(tmp_path: Path) -> None:
-    net = make_net("plain", "cpu").to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    recipe = Recipe("plain", epochs=2, batch_size=32, padding=0, channels_last=True, **SGD)  # type: ignore[arg-type]
-    first = Training(net, make_optimizer(net, recipe), recipe, "data")
+    net = make_network("plain", "cpu").to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    config = TrainingConfig("plain", epochs=2, batch_size=32, padding=0, channels_last=True, **SGD)  # type: ignore[arg-type]
+    first = TrainingState(net, make_optimizer(net, config), config, "data")
     for parameter in net.parameters():
         parameter.grad = torch.randn_like(parameter)
     first.optimizer.step()
     first.save(tmp_path / "state", [])
-    second = Training(net, make_optimizer(net, recipe), recipe, "data")
+    second = TrainingState(net, make_optimizer(net, config), config, "data")
     second.resume(tmp_path / "state")
     for parameter, slots in second.optimizer.state.items():
         assert slots["momentum_buffer"].stride() == parameter.stride()

@@ -6,43 +6,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ttvd.nn.resnet import ResNet
+from tests.helpers.source import make_net, make_stripes, same_weights
 from ttvd.nn.rotation import RotationNet
 from ttvd.nn.split import split
-from ttvd.source.evaluate import evaluate
-from ttvd.source.objectives import plain_loss, rotation_loss, sla_loss
-from ttvd.source.recipe import Recipe
-from ttvd.source.state import Epoch
+from ttvd.source.config import Epoch, TrainingConfig
+from ttvd.source.produce import evaluate
+from ttvd.source.steps import plain_loss, rotation_loss, sla_loss
 from ttvd.source.train import train
 from ttvd.zoo.tensorfile import write_tensors
 
-QUICK = Recipe(epochs=4, batch_size=32, lr=0.02, optimizer="adamw", schedule="cosine", padding=1, flip=False)
-
-
-def make_stripes(count: int = 192, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """Three classes of noisy uint8 images told apart by the shape of a bright region, under every rotation."""
-    generator = torch.Generator().manual_seed(seed)
-    labels = torch.arange(count) % 3
-    images = torch.rand(count, 1, 8, 8, generator=generator) * 0.4
-    images[labels == 0, :, :3, 1:7] += 0.5
-    images[labels == 1, :, 1:4, 1:4] += 0.5
-    images[labels == 2, :, 5:, 3:] += 0.5
-    images[labels == 2, :, :2, 3:5] += 0.5
-    return (images * 255).to(torch.uint8), labels
-
-
-def make_model(outputs: int = 12, seed: int = 0, norm: str = "batch") -> ResNet:
-    generator = torch.Generator().manual_seed(seed)
-    return ResNet(outputs, in_channels=1, widths=(8, 16), blocks=(1, 1), norm=norm, generator=generator)
-
-
-def same_weights(a: nn.Module, b: nn.Module) -> bool:
-    first, second = a.state_dict(), b.state_dict()
-    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+QUICK = TrainingConfig(
+    epochs=4, batch_size=32, lr=0.02, optimizer="adamw", schedule="cosine", padding=1, flip=False
+)
 
 
 def test_sla_learns_classes_and_rotations() -> None:
-    model = make_model()
+    model = make_net()
     history = train(model, *make_stripes(), replace(QUICK, epochs=8))
     test = make_stripes(96, seed=1)
     assert evaluate(model, *test, views=1, head_views=4) > 0.95
@@ -55,14 +34,14 @@ def test_sla_learns_classes_and_rotations() -> None:
 
 @pytest.mark.parametrize("changes", [{}, {"optimizer": "sgd", "lr": 0.1, "schedule": "onecycle"}])
 def test_plain_training_learns(changes: dict[str, object]) -> None:
-    model = make_model(3)
-    recipe = replace(QUICK, objective="plain", epochs=8, **changes)  # type: ignore[arg-type]
-    train(model, *make_stripes(), recipe)
+    model = make_net(3)
+    config = replace(QUICK, objective="plain", epochs=8, **changes)  # type: ignore[arg-type]
+    train(model, *make_stripes(), config)
     assert evaluate(model, *make_stripes(96, seed=1)) > 0.95
 
 
 def test_joint_training_teaches_both_heads() -> None:
-    net = RotationNet(make_model(3), generator=torch.Generator().manual_seed(0))
+    net = RotationNet(make_net(3), generator=torch.Generator().manual_seed(0))
     train(net, *make_stripes(), replace(QUICK, objective="rotation", epochs=10))
     images, labels = make_stripes(96, seed=1)
     assert evaluate(net, images, labels) > 0.95
@@ -72,8 +51,8 @@ def test_joint_training_teaches_both_heads() -> None:
 
 @pytest.mark.parametrize("changes", [{"precision": "bf16"}, {"channels_last": True}])
 def test_precision_and_memory_layout_options(changes: dict[str, str | bool]) -> None:
-    model, recipe = make_model(3), replace(QUICK, objective="plain", **changes)  # type: ignore[arg-type]
-    train(model, *make_stripes(), recipe)
+    model, config = make_net(3), replace(QUICK, objective="plain", **changes)  # type: ignore[arg-type]
+    train(model, *make_stripes(), config)
     assert all(p.dtype == torch.float32 for p in model.parameters())
     assert evaluate(model, *make_stripes(96, seed=1)) > 0.9
 
@@ -114,14 +93,14 @@ class StopError(Exception):
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
 def test_interrupted_training_gives_the_same_weights(tmp_path: Path, optimizer: str) -> None:
-    recipe = replace(QUICK, optimizer=optimizer, flip=True)
+    config = replace(QUICK, optimizer=optimizer, flip=True)
     images, labels = make_stripes(96)
 
     def dropping_model() -> nn.Module:
-        return nn.Sequential(make_model(12), nn.Dropout(0.1))
+        return nn.Sequential(make_net(12), nn.Dropout(0.1))
 
     whole = dropping_model()
-    expected = train(whole, images, labels, recipe)
+    expected = train(whole, images, labels, config)
     path = tmp_path / "state.safetensors"
 
     def interrupt(epoch: Epoch) -> None:
@@ -130,23 +109,23 @@ def test_interrupted_training_gives_the_same_weights(tmp_path: Path, optimizer: 
 
     torch.manual_seed(123)
     with pytest.raises(StopError):
-        train(dropping_model(), images, labels, recipe, checkpoint=path, progress=interrupt)
+        train(dropping_model(), images, labels, config, checkpoint=path, progress=interrupt)
     torch.manual_seed(456)
-    resumed = nn.Sequential(make_model(12, seed=9), nn.Dropout(0.1))
+    resumed = nn.Sequential(make_net(12, seed=9), nn.Dropout(0.1))
     seen: list[Epoch] = []
-    history = train(resumed, images, labels, recipe, checkpoint=path, progress=seen.append)
+    history = train(resumed, images, labels, config, checkpoint=path, progress=seen.append)
     assert same_weights(whole, resumed)
     assert [epoch.number for epoch in seen] == [2, 3]
     assert [(e.loss, e.lr) for e in history.epochs] == [(e.loss, e.lr) for e in expected.epochs]
     finished = dropping_model()
-    assert len(train(finished, images, labels, recipe, checkpoint=path).epochs) == 4
+    assert len(train(finished, images, labels, config, checkpoint=path).epochs) == 4
     assert same_weights(whole, finished)
 
 
 def test_training_depends_on_the_seed_alone_and_leaves_the_global_generator() -> None:
     data, models = make_stripes(64), []
     for seed, noise in ((0, 1), (0, 2), (1, 1)):
-        models.append(nn.Sequential(make_model(), nn.Dropout(0.1)))
+        models.append(nn.Sequential(make_net(), nn.Dropout(0.1)))
         torch.manual_seed(noise)
         state = torch.get_rng_state()
         train(models[-1], *data, replace(QUICK, epochs=1, seed=seed))
@@ -157,46 +136,46 @@ def test_training_depends_on_the_seed_alone_and_leaves_the_global_generator() ->
 
 def test_resume_refuses_what_does_not_fit(tmp_path: Path) -> None:
     path, data = tmp_path / "state.safetensors", make_stripes(64)
-    recipe = replace(QUICK, epochs=1)
-    train(make_model(), *data, recipe, checkpoint=path)
-    other = replace(recipe, lr=0.5, milestones=(3,))
-    with pytest.raises(ValueError, match=r"another recipe: lr \(stored 0.02, now 0.5\); milestones"):
-        train(make_model(), *data, other, checkpoint=path)
+    config = replace(QUICK, epochs=1)
+    train(make_net(), *data, config, checkpoint=path)
+    other = replace(config, lr=0.5, milestones=(3,))
+    with pytest.raises(ValueError, match=r"another configuration: lr \(stored 0.02, now 0.5\); milestones"):
+        train(make_net(), *data, other, checkpoint=path)
     with pytest.raises(ValueError, match="other data: stored 64x1x8x8"):
-        train(make_model(), *make_stripes(96), recipe, checkpoint=path)
+        train(make_net(), *make_stripes(96), config, checkpoint=path)
     with pytest.raises(ValueError, match="other data"):
-        train(make_model(), data[0], data[1].flip(0), recipe, checkpoint=path)
+        train(make_net(), data[0], data[1].flip(0), config, checkpoint=path)
     with pytest.raises(ValueError, match="another model"):
-        train(make_model(norm="group"), *data, recipe, checkpoint=path)
+        train(make_net(norm="group"), *data, config, checkpoint=path)
     path.write_bytes(path.read_bytes()[:-9])
     with pytest.raises(ValueError, match="truncated"):
-        train(make_model(), *data, recipe, checkpoint=path)
-    write_tensors(path, {}, kind="ttvd.training", version=1, metadata={"data": "x"})
+        train(make_net(), *data, config, checkpoint=path)
+    write_tensors(path, {}, kind="ttvd.training", version=2, metadata={"data": "x"})
     with pytest.raises(ValueError, match=r"not a valid ttvd\.training file"):
-        train(make_model(), *data, recipe, checkpoint=path)
+        train(make_net(), *data, config, checkpoint=path)
 
 
 def test_train_refuses_wrong_input() -> None:
     images, labels = make_stripes(8)
-    cases: list[tuple[nn.Module, Tensor, Tensor, Recipe, str]] = [
-        (make_model(), images, labels[:5], QUICK, "8 images and 5 labels"),
-        (make_model(), images.float(), labels, QUICK, r"in \[0, 1\], got values from .*first layer"),
-        (make_model(), images.int(), labels, QUICK, "uint8 or floating point, got torch.int32"),
-        (make_model(), images[0], labels, QUICK, r"\(b, c, h, w\)"),
-        (make_model(), images, labels - 1, QUICK, "labels must run from 0, got values from -1"),
-        (make_model(), images, labels.float(), QUICK, "labels must be integers"),
-        (make_model(3), images, labels, QUICK, r"at least 12 outputs \(classes x 4\), the model has 3"),
-        (make_model(2), images, labels, replace(QUICK, objective="plain"), "at least 3 outputs"),
-        (make_model(3), images, labels, replace(QUICK, objective="rotation"), "needs a second head"),
-        (make_model().requires_grad_(False), images, labels, QUICK, "no parameter that requires gradients"),
+    cases: list[tuple[nn.Module, Tensor, Tensor, TrainingConfig, str]] = [
+        (make_net(), images, labels[:5], QUICK, "8 images and 5 labels"),
+        (make_net(), images.float(), labels, QUICK, r"in \[0, 1\], got values from .*first layer"),
+        (make_net(), images.int(), labels, QUICK, "uint8 or floating point, got torch.int32"),
+        (make_net(), images[0], labels, QUICK, r"\(b, c, h, w\)"),
+        (make_net(), images, labels - 1, QUICK, "labels must run from 0, got values from -1"),
+        (make_net(), images, labels.float(), QUICK, "labels must be integers"),
+        (make_net(3), images, labels, QUICK, r"at least 12 outputs \(classes x 4\), the model has 3"),
+        (make_net(2), images, labels, replace(QUICK, objective="plain"), "at least 3 outputs"),
+        (make_net(3), images, labels, replace(QUICK, objective="rotation"), "needs a second head"),
+        (make_net().requires_grad_(False), images, labels, QUICK, "no parameter that requires gradients"),
     ]
-    for model, x, y, recipe, reason in cases:
+    for model, x, y, config, reason in cases:
         with pytest.raises(ValueError, match=reason):
-            train(model, x, y, recipe)
+            train(model, x, y, config)
 
 
 def test_a_plain_classifier_learns_rotations_by_a_short_fine_tuning() -> None:
-    plain = make_model(3)
+    plain = make_net(3)
     train(plain, *make_stripes(), replace(QUICK, objective="plain", epochs=8))
     wide = split(plain).augmented(4)
     test = make_stripes(96, seed=1)
@@ -204,3 +183,14 @@ def test_a_plain_classifier_learns_rotations_by_a_short_fine_tuning() -> None:
     train(wide, *make_stripes(), replace(QUICK, epochs=4))
     assert evaluate(wide, *test, views=4, head_views=4) > max(0.95, before)
     assert evaluate(plain, *test) > 0.95  # it was left alone
+
+
+def test_evaluate_counts_and_restores_flags() -> None:
+    model = nn.Sequential(nn.Dropout(0.9), nn.Flatten())
+    images = torch.eye(4)[:, :, None, None]
+    assert evaluate(model, images, torch.tensor([0, 1, 2, 0]), batch_size=3) == 0.75
+    assert model.training
+    with pytest.raises(ValueError, match="trained on 1 views cannot judge 4"):
+        evaluate(model, images, torch.arange(4), views=4)
+    with pytest.raises(ValueError, match="4 images and 3 labels"):
+        evaluate(model, images, torch.arange(3))

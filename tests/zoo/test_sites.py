@@ -10,9 +10,11 @@ from torch import Tensor, nn
 
 from ttvd.geometry import assign
 from ttvd.nn.anchors import Anchors
+from ttvd.nn.fingerprint import fingerprint
 from ttvd.nn.split import split
-from ttvd.zoo.sites import Sites, fingerprint, temperature_key
-from ttvd.zoo.tensorfile import KIND, VERSION
+from ttvd.zoo.catalog import Source
+from ttvd.zoo.sites import Sites, temperature_key
+from ttvd.zoo.tensorfile import CHECKSUM, FORMAT, KIND, write_tensors
 
 
 def make_sites(k: int = 3, v: int = 4, d: int = 5, model: nn.Module | None = None) -> Sites:
@@ -60,7 +62,7 @@ def test_round_trip_of_anchors(tmp_path: Path) -> None:
 
 ONE = torch.ones(2).double()
 NORMS = (("0", 1), ("2", 1))
-GOOD = {"fingerprint": "x", "fraction": "1.0", "temperatures": "{}"}
+GOOD = {"fingerprint": "x", "fraction": "1.0", "temperatures": "{}", "rotation_loss": "null"}
 GOOD |= {f"norms.{views}": json.dumps(NORMS) for views in (1, 4)}
 
 
@@ -83,7 +85,7 @@ def test_nonsense_is_no_anchor(tmp_path: Path, means: Tensor, variances: Tensor,
     tensors = {"means": sites.means, "counts": sites.counts}
     tensors |= {"norm_means.1": ONE.clone(), "norm_variances.1": ONE.clone()}
     tensors |= {"norm_means.4": means.clone(), "norm_variances.4": variances.clone()}
-    write_marked(path, tensors, **GOOD)
+    write_marked(path, tensors, GOOD)
     with pytest.raises(ValueError, match=f"not a valid ttvd.sites file: {reason}"):
         Sites.load(path)
 
@@ -96,24 +98,19 @@ def test_anchors_belong_to_norms_with_as_many_channels(norms: tuple[tuple[str, i
 
 @pytest.mark.parametrize("lacking", ["norms.1", "norms.4"])
 def test_anchors_of_norms_without_names_are_refused(tmp_path: Path, lacking: str) -> None:
-    """As in files of old; those without anchors can be read as before."""
-    path, kinds = (
-        tmp_path / "a.safetensors",
-        {views: Anchors(views * ONE, views + ONE, NORMS) for views in (1, 4)},
-    )
+    path, kinds = tmp_path / "a", {views: Anchors(views * ONE, views + ONE, NORMS) for views in (1, 4)}
     replace(make_sites(), anchors=kinds).save(path)
-    with safe_open(path, "pt") as file:
-        metadata, tensors = dict(file.metadata()), load_file(path)
+    tensors, metadata = read_raw(path)
     assert json.loads(metadata.pop(lacking)) == [["0", 1], ["2", 1]]
-    save_file(tensors, path, metadata)
-    with pytest.raises(ValueError, match=f"a.safetensors is not a valid ttvd.sites file: .*{lacking}"):
+    write_marked(path, tensors, metadata)
+    with pytest.raises(ValueError, match=f"not a valid ttvd.sites file: .*{lacking}"):
         Sites.load(path)
     for norms in ("", "{", "2", "null", '["0", "2"]', '[["0", 1]]', '[["0", "one"], ["2", 1]]', '{"0": 2}'):
-        save_file(tensors, path, {**metadata, lacking: norms})
+        write_marked(path, tensors, {**metadata, lacking: norms})
         with pytest.raises(ValueError, match=r"not a valid ttvd.sites file"):
             Sites.load(path)
     bare = {name: value for name, value in tensors.items() if not name.startswith("norm_")}
-    save_file(bare, path, {key: text for key, text in metadata.items() if not key.startswith("norms.")})
+    write_marked(path, bare, {key: text for key, text in metadata.items() if not key.startswith("norms.")})
     assert Sites.load(path).anchors == {}
 
 
@@ -128,55 +125,66 @@ def test_load_refuses_damaged_and_foreign_files(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="truncated"):
             Sites.load(path)
     path.write_bytes(b"not a tensor in sight, just text")
-    with pytest.raises(ValueError, match="no safetensors file"):
+    with pytest.raises(ValueError, match="not a safetensors file"):
         Sites.load(path)
     save_file({"means": torch.zeros(1)}, path)
     with pytest.raises(ValueError, match=r"not a ttvd.sites file: its kind is 'not given'"):
         Sites.load(path)
 
 
-def write_marked(path: Path, tensors: dict[str, Tensor], version: str = "1", **metadata: str) -> None:
-    save_file(tensors, path, {KIND: "ttvd.sites", VERSION: version, **metadata})
+def read_raw(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The tensors of a file, and its metadata without the checksum."""
+    with safe_open(path, framework="pt") as file:
+        return load_file(path), {key: text for key, text in file.metadata().items() if key != CHECKSUM}
+
+
+def write_marked(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str], version: int = 2) -> None:
+    write_tensors(path, tensors, kind="ttvd.sites", version=version, metadata=metadata)
 
 
 def test_load_refuses_newer_and_incomplete_files(tmp_path: Path) -> None:
     path, sites = tmp_path / "a.safetensors", make_sites()
     tensors = {"means": sites.means, "counts": sites.counts}
     good = dict(GOOD)
-    write_marked(path, tensors, **good)
+    write_marked(path, tensors, good)
     assert Sites.load(path).fingerprint == "x"
-    write_marked(path, tensors, version="2", **good)
-    with pytest.raises(ValueError, match=r"version 2 .* reads up to 1; upgrade"):
+    write_marked(path, tensors, good, version=3)
+    with pytest.raises(ValueError, match=r"format 3 .* upgrade"):
         Sites.load(path)
-    write_marked(path, tensors, version="new", **good)
-    with pytest.raises(ValueError, match="its version is 'new'"):
+    write_marked(path, tensors, good, version=1)
+    with pytest.raises(ValueError, match=r"format 1 .*estimate_sites"):
         Sites.load(path)
-    write_marked(path, {"means": sites.means}, **good)
+    save_file(tensors, path, {KIND: "ttvd.sites", FORMAT: "new", **good})
+    with pytest.raises(ValueError, match="format number is 'new'"):
+        Sites.load(path)
+    save_file(tensors, path, {KIND: "ttvd.sites", "ttvd.version": "1", **good})
+    with pytest.raises(ValueError, match=r"no format number.*0\.1\.0.*estimate_sites"):
+        Sites.load(path)
+    write_marked(path, {"means": sites.means}, good)
     with pytest.raises(ValueError, match=r"not a valid ttvd.sites file: 'counts'"):
         Sites.load(path)
     pair = {"norm_means.1": ONE.clone(), "norm_variances.1": ONE.clone()}
     for there, lacking in (("variances.4", "means.4"), ("means.4", "variances.4")):
-        write_marked(path, {**tensors, **pair, f"norm_{there}": ONE}, **good)
+        write_marked(path, {**tensors, **pair, f"norm_{there}": ONE}, good)
         with pytest.raises(ValueError, match=f"not a valid ttvd.sites file: 'norm_{lacking}'"):
             Sites.load(path)
     for end in ("", ".", ".all", ".4.0"):
-        write_marked(path, {**tensors, f"norm_means{end}": ONE, f"norm_variances{end}": ONE.clone()}, **good)
+        write_marked(path, {**tensors, f"norm_means{end}": ONE, f"norm_variances{end}": ONE.clone()}, good)
         with pytest.raises(ValueError, match=r"not a valid ttvd.sites file"):
             Sites.load(path)
     for bad in ({"temperatures": "[1]"}, {"temperatures": "{"}, {"fraction": "all"}, {"fraction": "2"}):
-        write_marked(path, tensors, **{**good, **bad})
+        write_marked(path, tensors, {**good, **bad})
         with pytest.raises(ValueError, match=r"not a valid ttvd.sites file"):
             Sites.load(path)
 
 
 @pytest.mark.parametrize("loss", [None, 0.0, 0.1 + 0.2, 1e-300, 5])
 def test_round_trip_of_the_rotation_loss(tmp_path: Path, loss: float | None) -> None:
-    """To the last bit; a file from before there was one has none."""
+    """To the last bit."""
     path, sites = tmp_path / "a.safetensors", replace(make_sites(), rotation_loss=loss)
     sites.with_temperatures({"pd": 2.0}).save(path)
     assert Sites.load(path).rotation_loss == loss
-    write_marked(path, {"means": sites.means, "counts": sites.counts}, **GOOD)
-    assert Sites.load(path).rotation_loss is make_sites().rotation_loss is None
+    assert make_sites().rotation_loss is None
 
 
 @pytest.mark.parametrize(
@@ -189,9 +197,37 @@ def test_nonsense_is_no_rotation_loss(tmp_path: Path, text: str) -> None:
             ValueError, match=r"rotation_loss must be a number, finite and at least 0, got (-0.1|nan|inf)$"
         ):
             replace(sites, rotation_loss=float(text))
-    write_marked(path, {"means": sites.means, "counts": sites.counts}, **GOOD, rotation_loss=text)
+    write_marked(path, {"means": sites.means, "counts": sites.counts}, {**GOOD, "rotation_loss": text})
     with pytest.raises(ValueError, match=r"a.safetensors is not a valid ttvd.sites file: "):
         Sites.load(path)
+
+
+def test_a_changed_number_is_noticed(tmp_path: Path) -> None:
+    path = tmp_path / "a.safetensors"
+    make_sites().save(path)
+    whole = path.read_bytes()
+    for place in (-1, -100, whole.index(b"0.05")):  # a mean, a count, a temperature
+        changed = bytearray(whole)
+        changed[place] ^= 1
+        path.write_bytes(changed)
+        with pytest.raises(ValueError, match=r"checksum.*estimate_sites"):
+            Sites.load(path)
+    path.write_bytes(whole)
+    tensors, metadata = read_raw(path)
+    save_file(tensors, path, metadata)
+    with pytest.raises(ValueError, match="checksum"):
+        Sites.load(path)
+
+
+def test_repr_is_one_short_line() -> None:
+    norms = Anchors(torch.ones(500).double(), torch.ones(500).double(), (("0", 500),))
+    sites = replace(make_sites(k=500, d=300), anchors={4: norms})
+    assert repr(sites) == (
+        "Sites(classes=500, views=4, dim=300, fraction=0.1, temperatures=[civd@-0.8, vd], anchors=[4], "
+        "rotation_loss=None)"
+    )
+    assert repr(norms) == "Anchors(norms=1, channels=500)"
+    assert len(repr(Source(nn.Linear(2, 2), sites))) < 200
 
 
 def test_metadata_is_readable_json(tmp_path: Path) -> None:
@@ -225,6 +261,8 @@ def test_temperatures_by_structure_and_gamma() -> None:
     assert sites.temperature("vd") == sites.temperature("vd", 3.0) == 1.5
     with pytest.raises(ValueError, match=r"no temperature 'cipd@0.5' .*calibrate.*'cipd',.*gammas=\(0.5,\)"):
         sites.temperature("cipd", 0.5)
+    with pytest.raises(ValueError, match=r"probabilities.*sites = ttvd\.calibrate\(model, sites, held_out\)"):
+        replace(sites, temperatures={}).temperature("cipd", 1.0)
     with pytest.raises(ValueError, match=r"no temperature 'pd' \(they hold: civd@-0.8, vd\)"):
         sites.temperature("pd")
     with pytest.raises(ValueError, match="structure must be one of vd, civd, pd, cipd, got 'svm'"):

@@ -19,9 +19,8 @@ from ttvd.methods import Adapter, Method
 from ttvd.methods.fitting import fit_to_method
 from ttvd.nn.fingerprint import fingerprint
 from ttvd.source import calibrate, collect_features, estimate_fisher, estimate_sites
-from ttvd.source.held_out import is_held_out
-from ttvd.zoo.catalog import Source
-from ttvd.zoo.find import find_sites, find_source
+from ttvd.source.features import is_held_out
+from ttvd.zoo.catalog import Source, find_sites, load_source
 from ttvd.zoo.sites import Sites
 
 CORRUPTED = {
@@ -64,7 +63,7 @@ class Resources:
     def source(self, checkpoint: str) -> Source:
         """Return a source model, on the device."""
         if checkpoint not in self._sources:
-            found = find_source(checkpoint, folder=self.config.checkpoints)
+            found = load_source(checkpoint, folder=self.config.checkpoints)
             self._weights[checkpoint] = fingerprint(found.model)
             self._sources[checkpoint] = Source(found.model.to(self.device), found.sites, found.card)
         return self._sources[checkpoint]

@@ -58,7 +58,7 @@ def adapt(
     from ttvd.deploy.states import Place, StateFile
     from ttvd.methods import create, find_method
     from ttvd.methods.fitting import fit_to_method
-    from ttvd.zoo.find import find_source
+    from ttvd.zoo.catalog import load_source
 
     if interpolation not in ("bilinear", "bicubic"):
         raise ValueError(f"--interpolation must be bilinear or bicubic, got {interpolation!r}")
@@ -71,7 +71,7 @@ def adapt(
     if source.suffix != ".npy":
         require("PIL", "images")
     chosen, console = find_method(method), Console(stderr=True)
-    found = find_source(model, weights, sites)
+    found = load_source(model, weights, sites)
     _check_needs(chosen.name, chosen.needs, found)
     parameters = parse_settings(set_, chosen.parameters())
     seen = fit_to_method(found, chosen, views).to(check_device(device))

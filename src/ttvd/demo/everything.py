@@ -15,7 +15,7 @@ from ttvd.data.digits import split_digits
 from ttvd.demo.job import Domain, stream
 from ttvd.methods import Method, create, list_methods
 from ttvd.source import collect_features, estimate_fisher
-from ttvd.source.held_out import is_held_out
+from ttvd.source.features import is_held_out
 from ttvd.zoo.catalog import Source, load
 
 DOMAIN = Domain("gaussian_noise", 5)

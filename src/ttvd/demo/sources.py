@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ttvd.data.digits import split_digits
-from ttvd.source import Epoch, Recipe
+from ttvd.source import Epoch, TrainingConfig
 from ttvd.source.produce import produce
 from ttvd.zoo.checkpoint import Card
 
@@ -37,9 +37,9 @@ class Plan:
         """Views that the head tells apart."""
         return 4 if self.objective == "sla" else 1
 
-    def recipe(self, seed: int = 0) -> Recipe:
+    def recipe(self, seed: int = 0) -> TrainingConfig:
         """AdamW, one cycle; digits are shifted a little and never mirrored."""
-        return Recipe(
+        return TrainingConfig(
             objective=self.objective,
             epochs=self.epochs,
             batch_size=64,

@@ -1,8 +1,8 @@
 """Distances from points to sites, and from points to the walls of their cells.
 
-Everything here is differentiable, computed in float32 or better whatever the autocast state, and free of
-host-device synchronisation, so that it can be captured in a CUDA graph. Distances come from one matrix product
-(which honours torch's float32 matmul precision); a (b, s, d) tensor is never made.
+All functions are differentiable, compute in float32 or better whatever the autocast state, and do not synchronise
+with the device, so a CUDA graph can capture them. Distances come from one matrix product (which honours torch's
+float32 matmul precision); a tensor (b, s, d) is never made.
 """
 
 from __future__ import annotations
@@ -12,23 +12,22 @@ import math
 import torch
 from torch import Tensor
 
-from ttvd.geometry.centred import centre_sites, pair_squares
-from ttvd.geometry.diagram import Diagram
+from ttvd.geometry.diagram import Diagram, centre_sites, pair_squares
 from ttvd.geometry.precision import upcast
 
 
 def squared_distances(z: Tensor, sites: Tensor) -> Tensor:
-    """Returns the squared Euclidean distance of every point to every site.
+    """Return the squared Euclidean distance of every point to every site.
 
-    Values that cannot be told from zero, being below the rounding error of the product, are zero and have a
-    zero gradient: a point that is equal to a site has distance zero exactly.
+    Values below the rounding error of the product are zero and have a zero gradient: a point that equals a site has
+    distance zero exactly.
 
     Args:
-        z: (b, d) points.
-        sites: (s, d) sites.
+        z: Points (b, d).
+        sites: Sites (s, d).
 
     Returns:
-        (b, s) squared distances, never negative.
+        Squared distances (b, s), never negative.
 
     Example:
         >>> squared_distances(torch.tensor([[3.0, 4.0]]), torch.tensor([[0.0, 0.0], [3.0, 4.0]]))
@@ -41,14 +40,14 @@ def squared_distances(z: Tensor, sites: Tensor) -> Tensor:
 
 
 def power_distances(z: Tensor, diagram: Diagram) -> Tensor:
-    """Returns the power distance d² - v² of every point to every site (d² when there are no weights).
+    """Return the power distance d² - v² of every point to every site (d² when there are no weights).
 
     Args:
-        z: (b, d) points.
-        diagram: its groups do not matter here.
+        z: Points (b, d).
+        diagram: The diagram; its groups are not used.
 
     Returns:
-        (b, s) power distances; they can be negative.
+        Power distances (b, s); they can be negative.
 
     Example:
         >>> power_distances(torch.tensor([[3.0, 4.0]]), Diagram(torch.zeros(1, 2), torch.tensor([30.0])))
@@ -60,14 +59,14 @@ def power_distances(z: Tensor, diagram: Diagram) -> Tensor:
 
 
 def distances(z: Tensor, diagram: Diagram) -> Tensor:
-    """Returns the Euclidean distance of every point to every site, not below the square root of `floor`.
+    """Return the Euclidean distance of every point to every site, not below the square root of `floor`.
 
     Args:
-        z: (b, d) points.
-        diagram: its weights and groups do not matter here.
+        z: Points (b, d).
+        diagram: The diagram; its weights and groups are not used.
 
     Returns:
-        (b, s) distances. On a site the gradient is zero.
+        Distances (b, s). On a site, the gradient is zero.
 
     Example:
         >>> distances(torch.tensor([[3.0, 4.0]]), Diagram(torch.tensor([[0.0, 0.0], [3.0, 0.0]])))
@@ -79,15 +78,14 @@ def distances(z: Tensor, diagram: Diagram) -> Tensor:
 
 
 def floor(diagram: Diagram, dtype: torch.dtype | None = None) -> Tensor:
-    """Returns the least value that a squared or shifted power distance takes before a root, log or power.
+    """Return the smallest value of a squared or shifted power distance before a root, log or power.
 
-    It is the machine epsilon of the dtype times the mean squared distance of the sites to their mean, and not
-    less than the smallest normal number, so that roots, logarithms and powers are finite on a site and have a
-    zero gradient there.
+    It is the machine epsilon of the dtype times the mean squared distance of the sites to their mean, but at least
+    the smallest normal number. So roots, logarithms and powers are finite on a site and have a zero gradient there.
 
     Args:
-        diagram: the sites that set the scale.
-        dtype: of the distances; float32, or float64 for float64 sites, unless given.
+        diagram: The diagram whose sites set the scale.
+        dtype: Dtype of the distances; float32, or float64 for float64 sites, unless given.
 
     Example:
         >>> float(floor(Diagram(torch.tensor([[-1.0], [1.0]])))) == torch.finfo(torch.float32).eps
@@ -97,21 +95,21 @@ def floor(diagram: Diagram, dtype: torch.dtype | None = None) -> Tensor:
 
 
 def margin(z: Tensor, diagram: Diagram, labels: Tensor | None = None) -> Tensor:
-    """Returns the signed distance of every point to the nearest wall of a cell.
+    """Return the signed distance of every point to the nearest wall of a cell.
 
-    For cell i it is min over j of (p_j - p_i) / (2 |µ_i - µ_j|) with power distances p: the Euclidean distance
-    to the nearest bisector, positive inside the cell. A diagram of one site has no wall: infinity. Sites that
-    coincide with site i have no bisector with it either: they count as infinitely far if lighter and minus
-    infinitely if heavier (the cell is empty). Differences of nearly equal distances lose digits, so this
-    is computed in float64.
+    For cell i, it is the minimum over j of (p_j - p_i) / (2 |µ_i - µ_j|) with power distances p: the Euclidean
+    distance to the nearest bisector, positive inside the cell. A diagram of one site has no wall, so the margin is
+    infinite. A site that coincides with site i has no bisector with it either: it counts as infinity if it is lighter
+    and as minus infinity if it is heavier (the cell is empty). Differences of nearly equal distances lose digits, so
+    the margin is computed in float64.
 
     Args:
-        z: (b, d) points.
+        z: Points (b, d).
         diagram: Voronoi or power diagram without groups (cluster-induced cells have curved walls).
-        labels: (b,) int64 cells to measure in; None takes the cell that each point is in.
+        labels: Cells (b,) to measure in, int64; the cell of each point unless given.
 
     Returns:
-        (b,) margins in the dtype of the other distances.
+        Margins (b,) in the dtype of the other distances.
 
     Example:
         >>> margin(torch.tensor([[1.0, 5.0]]), Diagram(torch.tensor([[0.0, 0.0], [4.0, 0.0]])))
@@ -133,12 +131,12 @@ def margin(z: Tensor, diagram: Diagram, labels: Tensor | None = None) -> Tensor:
 
 
 def common_dtype(z: Tensor, sites: Tensor) -> torch.dtype:
-    """Returns the dtype in which points are compared with sites: float32 or better."""
+    """Return the dtype in which points are compared with sites: float32 or better."""
     return torch.promote_types(upcast(z).dtype, sites.dtype)
 
 
 def check_points(z: Tensor, sites: Tensor, ndim: int) -> None:
-    """Raises an error that names the fault unless z holds points of the space of the sites."""
+    """Raise an error unless z holds points in the space of the sites."""
     shape = "(b, d)" if ndim == 2 else "(v, b, d)"
     if not z.is_floating_point():
         raise TypeError(f"z must be a floating tensor {shape}, got {z.dtype}; convert it with z.float()")

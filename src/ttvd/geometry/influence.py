@@ -2,44 +2,45 @@
 
 The influence of class k on a point is F_k = -sign(γ) Σ_a q_a^γ over the sites a of its cluster, and -Σ_a log q_a
 for γ = 0, whose ordering is the limit of the others. q is the distance d in a Voronoi diagram (VD, CIVD) and the
-shifted power distance d² - v² + shift in a power diagram (PD, CIPD), where the shift gives fractional powers
-a domain. A q below its floor is raised to it and has no gradient (see `ttvd.geometry.floor`;
-`floored_fraction` counts how often). q^γ is exp(γ log q) with an exponent that stops where the sum over sites
-or its gradient would overflow, so that F is finite for every γ.
+shifted power distance d² - v² + shift in a power diagram (PD, CIPD), where the shift makes fractional powers
+defined. A q below its floor is raised to the floor and has no gradient (see `ttvd.geometry.floor`;
+`floored_fraction` measures how often). q^γ is exp(γ log q) with an exponent that is limited where the sum over sites
+or its gradient would overflow, so F is finite for every γ.
 
-Two forms: *point* compares one z with all sites of a cluster (a partition of space), *view* compares the a-th
-view of a sample with the a-th site of each cluster only. *Scores* are influences that remain precise for γ near 0.
-All are differentiable, computed in float32 or better, and free of host-device synchronisation.
+There are two forms. The *point* form compares one z with all sites of a cluster (a partition of space). The *view*
+form compares the a-th view of a sample with the a-th site of each cluster only. *Scores* are influences that stay
+precise for γ near 0. All functions are differentiable, compute in float32 or better, and do not synchronise with the
+device.
 """
 
 from __future__ import annotations
 
 import math
+from functools import reduce
 
 import torch
 from torch import Tensor
 
-from ttvd.geometry.centred import pair_squares
-from ttvd.geometry.diagram import Diagram
+from ttvd.geometry.diagram import Diagram, pair_squares
 from ttvd.geometry.distance import check_points, common_dtype, floor
 from ttvd.geometry.precision import upcast
 
-# What a gradient by q is multiplied with on its way to z (features times upstream gradient) fits in here.
+# Margin for the factors that multiply the gradient with respect to q on its way to z.
 GRADIENT_ROOM = 1e8
 
 
 def point_influence(z: Tensor, diagram: Diagram, gamma: float, shift: float | None = None) -> Tensor:
-    """Returns the influence of every cluster on one point: the paper's definition of CIVD and CIPD.
+    """Return the influence of every cluster on one point: the paper's definition of CIVD and CIPD.
 
     Args:
-        z: (b, d) points.
-        diagram: with weights for power distances, with groups for clusters of more than one site.
-        gamma: exponent of q.
-        shift: added to d² - v² when there are weights; None is the largest weight, the smallest shift for which
-            no q is negative anywhere. A Voronoi diagram has no use for it.
+        z: Points (b, d).
+        diagram: Diagram with weights for power distances, and with groups for clusters of more than one site.
+        gamma: Exponent of q.
+        shift: Constant added to d² - v² if there are weights; the largest weight unless given, which is the smallest
+            shift for which no q is negative anywhere. A Voronoi diagram does not use it.
 
     Returns:
-        (b, k) influences; the largest one owns the point.
+        Influences (b, k); the class with the largest influence owns the point.
 
     Example:
         >>> diagram = Diagram(torch.tensor([[3.0, 4.0], [6.0, 8.0], [0.0, 1.0]]), groups=torch.tensor([0, 0, 1]))
@@ -50,16 +51,16 @@ def point_influence(z: Tensor, diagram: Diagram, gamma: float, shift: float | No
 
 
 def view_influence(z: Tensor, diagram: Diagram, gamma: float, shift: float | None = None) -> Tensor:
-    """Returns the influence of every cluster on a sample whose a-th view only meets a-th sites.
+    """Return the influence of every cluster on a sample whose a-th view is compared with a-th sites only.
 
     Args:
-        z: (v, b, d) features of the views.
-        diagram: class-major with v sites per class: site class * v + a belongs to view a.
-        gamma: exponent of q.
-        shift: as in `point_influence`.
+        z: Features (v, b, d) of the views.
+        diagram: Class-major diagram with v sites per class: site class * v + a belongs to view a.
+        gamma: Exponent of q.
+        shift: Shift of power distances, as in `point_influence`.
 
     Returns:
-        (b, k) influences.
+        Influences (b, k).
 
     Example:
         >>> diagram = Diagram.from_means(torch.tensor([[[3.0, 4.0], [6.0, 8.0]], [[0.0, 1.0], [0.0, 2.0]]]))
@@ -70,11 +71,11 @@ def view_influence(z: Tensor, diagram: Diagram, gamma: float, shift: float | Non
 
 
 def point_scores(z: Tensor, diagram: Diagram, gamma: float, shift: float | None = None) -> Tensor:
-    """Returns `point_influence` plus the constant sign(γ) n, n the sites of a cluster, without cancellation.
+    """Return `point_influence` plus the constant sign(γ) n without cancellation; n is the size of a cluster.
 
-    Cells and softmax are those of the influence, but -sign(γ) Σ (q^γ - 1) keeps its digits when γ is small.
-    Clusters of different sizes would need different constants: then, and for γ = 0, it is the influence.
-    Arguments and shapes are those of `point_influence`.
+    Cells and softmax equal those of the influence, but -sign(γ) Σ (q^γ - 1) stays precise if γ is small. Clusters of
+    different sizes would need different constants; for them, and for γ = 0, the result is the influence. Arguments and
+    shapes are those of `point_influence`.
 
     Example:
         >>> diagram = Diagram(torch.tensor([[1.0], [math.e]]))
@@ -86,7 +87,7 @@ def point_scores(z: Tensor, diagram: Diagram, gamma: float, shift: float | None 
 
 
 def view_scores(z: Tensor, diagram: Diagram, gamma: float, shift: float | None = None) -> Tensor:
-    """Returns `view_influence` plus the constant sign(γ) v, without cancellation (see `point_scores`).
+    """Return `view_influence` plus the constant sign(γ) v, without cancellation (see `point_scores`).
 
     Arguments and shapes are those of `view_influence`.
 
@@ -99,12 +100,12 @@ def view_scores(z: Tensor, diagram: Diagram, gamma: float, shift: float | None =
 
 
 def floored_fraction(z: Tensor, diagram: Diagram, shift: float | None = None) -> Tensor:
-    """Returns the share of all q that the floor raises, as a scalar tensor: how often the treatment acts.
+    """Return the fraction of all q that are raised to the floor, as a scalar tensor.
 
     Args:
-        z: (b, d) points, or (v, b, d) views.
-        diagram: as in `point_influence` or `view_influence`.
-        shift: as in `point_influence`.
+        z: Points (b, d), or features of views (v, b, d).
+        diagram: Diagram, as in `point_influence` or `view_influence`.
+        shift: Shift of power distances, as in `point_influence`.
 
     Example:
         >>> floored_fraction(torch.tensor([[0.0, 1.0]]), Diagram(torch.eye(2)), None)
@@ -116,11 +117,11 @@ def floored_fraction(z: Tensor, diagram: Diagram, shift: float | None = None) ->
 
 
 def soft_labels(influence: Tensor, tau: float = 1.0) -> Tensor:
-    """Returns softmax(influence / tau) over the last dimension, in float32 or better.
+    """Return softmax(influence / tau) over the last dimension, in float32 or better.
 
     Args:
-        influence: (b, k) influences, scores or negative distances.
-        tau: temperature, positive.
+        influence: Influences, scores or negative distances (b, k).
+        tau: Temperature, positive.
 
     Example:
         >>> soft_labels(torch.tensor([[0.0, 2.0]]), tau=1e-3)
@@ -129,23 +130,24 @@ def soft_labels(influence: Tensor, tau: float = 1.0) -> Tensor:
     if not (math.isfinite(tau) and tau > 0):
         raise ValueError(f"tau must be a positive number, got {tau}")
     influence = upcast(influence)
-    # Subtracting first keeps influences near the largest number finite under a small temperature.
+    # Subtracting the maximum first keeps large influences finite under a small temperature.
     return ((influence - influence.detach().amax(-1, keepdim=True)) / tau).softmax(-1)
 
 
 def assign(z: Tensor, diagram: Diagram, gamma: float = 1.0, shift: float | None = None) -> Tensor:
-    """Returns the class whose cell every point lies in.
+    """Return the class of the cell that each point lies in.
 
-    Without groups that is the least (power) distance whatever γ and shift are; with groups the largest score.
+    Without groups, it is the class of the smallest (power) distance, whatever γ and shift are. With groups, it is
+    the class of the largest score.
 
     Args:
-        z: (b, d) points for the point form, (v, b, d) for the view form.
-        diagram: as in `point_influence` or `view_influence`.
-        gamma: exponent of q.
-        shift: as in `point_influence`.
+        z: Points (b, d) for the point form, features (v, b, d) for the view form.
+        diagram: Diagram, as in `point_influence` or `view_influence`.
+        gamma: Exponent of q.
+        shift: Shift of power distances, as in `point_influence`.
 
     Returns:
-        (b,) int64 classes.
+        Classes (b,), int64.
 
     Example:
         >>> assign(torch.tensor([[0.4], [0.6]]), Diagram(torch.tensor([[0.0], [1.0]])))
@@ -158,19 +160,55 @@ def assign(z: Tensor, diagram: Diagram, gamma: float = 1.0, shift: float | None 
     return scores(z, diagram, gamma, shift).argmax(-1)
 
 
+def agreement(*labels: Tensor) -> Tensor:
+    """Return where all label vectors name the same class.
+
+    Args:
+        *labels: One vector (b,) per diagram, all on one device. A single vector agrees with itself everywhere.
+
+    Returns:
+        Mask (b,), bool.
+
+    Example:
+        >>> agreement(torch.tensor([0, 1, 2]), torch.tensor([0, 1, 1]), torch.tensor([0, 2, 2]))
+        tensor([ True, False, False])
+    """
+    if not labels:
+        raise ValueError("agreement needs at least one vector of labels, got none")
+    first = labels[0]
+    for other in labels:
+        if other.ndim != 1 or other.shape != first.shape or other.device != first.device:
+            described = ", ".join(f"{tuple(x.shape)} on {x.device}" for x in labels)
+            raise ValueError(f"labels must be vectors (b,) of one length on one device, got {described}")
+    same = [other == first for other in labels[1:]] or [torch.ones_like(first, dtype=torch.bool)]
+    return reduce(torch.logical_and, same)
+
+
+def kept_fraction(mask: Tensor) -> Tensor:
+    """Return the fraction of samples that a mask keeps, as a float32 scalar tensor (0 for an empty batch).
+
+    Example:
+        >>> kept_fraction(torch.tensor([True, False, True, True]))
+        tensor(0.7500)
+    """
+    if mask.dtype != torch.bool:
+        raise TypeError(f"mask must be bool, got {mask.dtype}")
+    return mask.sum(dtype=torch.float32) / max(mask.numel(), 1)
+
+
 def _squares(z: Tensor, diagram: Diagram, shift: float | None) -> Tensor:
     return _view_squares(z, diagram, shift) if z.ndim == 3 else _point_squares(z, diagram, shift)
 
 
 def _point_squares(z: Tensor, diagram: Diagram, shift: float | None) -> Tensor:
-    """Returns d², or d² - v² + shift if there are weights, of points to all sites: (b, s), not floored."""
+    """Return d², or d² - v² + shift if there are weights, of points to all sites: (b, s), not floored."""
     check_points(z, diagram.sites, ndim=2)
     squares = pair_squares(z, diagram.centred(common_dtype(z, diagram.sites)))
     return squares if diagram.weights is None else squares + _lift(diagram.weights, shift)
 
 
 def _view_squares(z: Tensor, diagram: Diagram, shift: float | None) -> Tensor:
-    """Returns d², or d² - v² + shift if there are weights, of views to their own sites: (v, b, k), not floored."""
+    """Return d², or d² - v² + shift if there are weights, of views to their own sites: (v, b, k), not floored."""
     check_points(z, diagram.sites, ndim=3)
     if z.shape[0] != diagram.views:
         raise ValueError(f"z holds {z.shape[0]} views but every class has {diagram.views} sites")
@@ -192,12 +230,12 @@ def _lift(weights: Tensor, shift: float | None) -> Tensor:
 
 
 def _weigh(squares: Tensor, diagram: Diagram, gamma: float, less_one: bool = False) -> Tensor:
-    """Returns -sign(γ) q^γ of every site, or -sign(γ) (q^γ - 1) with less_one, or -log q if γ = 0."""
+    """Return -sign(γ) q^γ of every site, or -sign(γ) (q^γ - 1) with less_one, or -log q if γ = 0."""
     if not math.isfinite(gamma):
         raise ValueError(f"gamma must be a finite number, got {gamma}")
     squares = squares.clamp(min=floor(diagram, squares.dtype))
     power = gamma / 2 if diagram.weights is None else gamma
-    if power == 1:  # the aggregation of logits: keep the digits that a logarithm would cost
+    if power == 1:  # the aggregation of logits; a logarithm would cost digits
         return 1 - squares if less_one else -squares
     log_squares = squares.log()
     if power == 0:
@@ -207,7 +245,7 @@ def _weigh(squares: Tensor, diagram: Diagram, gamma: float, less_one: bool = Fal
 
 
 def _largest_exponent(power: float, terms: int, dtype: torch.dtype) -> float:
-    """Returns the exponent up to which a sum of terms q^power and its gradient are finite numbers."""
+    """Return the exponent up to which a sum of terms q^power and its gradient are finite numbers."""
     room = math.log(torch.finfo(dtype).max) - math.log(terms * (1 + abs(power)))
     if power > 0:
         return room
@@ -216,7 +254,7 @@ def _largest_exponent(power: float, terms: int, dtype: torch.dtype) -> float:
 
 
 def _sum_sites(terms: Tensor, diagram: Diagram) -> Tensor:
-    """Sums (b, s) over the sites of every class: (b, k)."""
+    """Sum (b, s) over the sites of every class: (b, k)."""
     if diagram.groups is None:
         return terms
     if diagram.class_major:

@@ -1,6 +1,6 @@
-"""Exact pictures: cells of plane diagrams, plane slices of spatial ones, and labels on a grid.
+"""Diagrams in the plane: exact cells, plane slices of diagrams of any dimension, and labels on a grid.
 
-For figures and for checking, so on the CPU in float64 and without gradients.
+They serve figures and checks, so they are computed on the CPU in float64, without gradients.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from ttvd.geometry.influence import assign
 Box: TypeAlias = tuple[float, float, float, float]
 Array: TypeAlias = npt.NDArray[np.float64]
 
-# Lengths below this share of the box are nothing: far below a pixel, far above the rounding of float64.
+# Lengths below this fraction of the box count as zero: far below a pixel, far above the rounding of float64.
 RESOLUTION = 1e-12
-# Directions closer than this (radians) span no plane; float32 vectors that are parallel differ by less.
+# Directions closer than this (in radians) span no plane; parallel float32 vectors differ by less.
 PARALLEL = 1e-6
-# Distances held at once while labelling a grid (32 MiB).
+# Number of distances in memory at once while labelling a grid (32 MiB).
 GRID_CHUNK = 2**22
 
 
 def cells(diagram: Diagram, box: Box) -> list[Array]:
-    """Returns the cell of every site of a plane diagram, clipped to a box.
+    """Return the cell of every site of a plane diagram, clipped to a box.
 
-    A cell is what remains of the box after cutting it along the bisectors with the other sites; of two equal
-    sites with equal weights the first keeps the cell.
+    A cell is the part of the box that remains after clipping it by the bisectors with all other sites. Of two equal
+    sites with equal weights, the first gets the cell.
 
     Args:
-        diagram: two-dimensional, Voronoi or power; groups do not matter.
-        box: (xmin, ymin, xmax, ymax).
+        diagram: Two-dimensional Voronoi or power diagram; its groups are not used.
+        box: Box (xmin, ymin, xmax, ymax).
 
     Returns:
         A convex polygon (m, 2) per site, counter-clockwise; (0, 2) if the cell is empty or outside the box.
@@ -55,16 +55,16 @@ def cells(diagram: Diagram, box: Box) -> list[Array]:
 
 
 def slice_plane(diagram: Diagram, origin: Tensor, u: Tensor, v: Tensor) -> Diagram:
-    """Returns the plane power diagram that a plane cuts out of a diagram of any dimension, exactly.
+    """Return the power diagram on a plane through a diagram of any dimension, exactly.
 
-    On the plane d² is the squared distance to the projected site plus that of the site to the plane, so the
-    cut has the projected sites, with weights reduced by the squared distance to the plane.
+    On the plane, d² is the squared distance to the projected site plus the squared distance of the site to the plane.
+    So the slice has the projected sites, with weights reduced by the squared distance to the plane.
 
     Args:
-        diagram: Voronoi or power; its groups are kept.
-        origin: (d,) point of the plane that becomes (0, 0).
-        u: (d,) direction of the first axis.
-        v: (d,) another direction in the plane; the second axis is its part orthogonal to u.
+        diagram: Voronoi or power diagram; its groups are kept.
+        origin: Point (d,) of the plane that becomes (0, 0).
+        u: Direction (d,) of the first axis.
+        v: Another direction (d,) in the plane; the second axis is its part orthogonal to u.
 
     Returns:
         A two-dimensional power diagram in float64 on the device of the diagram.
@@ -89,14 +89,14 @@ def slice_plane(diagram: Diagram, origin: Tensor, u: Tensor, v: Tensor) -> Diagr
 def grid_labels(
     diagram: Diagram, box: Box, resolution: int, gamma: float = 1.0, shift: float | None = None
 ) -> tuple[npt.NDArray[np.int64], Array, Array]:
-    """Returns the class of every point of a grid, by the point form: also cells with curved walls.
+    """Return the class of every point of a grid by the point form, which includes cells with curved walls.
 
     Args:
-        diagram: two-dimensional.
-        box: (xmin, ymin, xmax, ymax); the outermost grid points lie on its sides.
-        resolution: points per side r.
-        gamma: as in `ttvd.geometry.assign`.
-        shift: as in `ttvd.geometry.assign`.
+        diagram: Two-dimensional diagram.
+        box: Box (xmin, ymin, xmax, ymax); the outermost grid points lie on its sides.
+        resolution: Points per side, r.
+        gamma: Exponent of q, as in `ttvd.geometry.assign`.
+        shift: Shift of power distances, as in `ttvd.geometry.assign`.
 
     Returns:
         Labels (r, r) with a row per y and a column per x, the r values of x and the r values of y.
@@ -121,7 +121,7 @@ def grid_labels(
 
 
 def _cut_cell(corners: Array, sites: Array, weights: Array, index: int) -> Array:
-    """Cuts the box along the bisectors that reach into it, deepest first, until no corner is in another cell."""
+    """Clip the box by the bisectors that cut it, deepest first, until no corner lies in another cell."""
     nothing = np.empty((0, 2))
     steps = sites - sites[index]
     lengths = np.hypot(steps[:, 0], steps[:, 1])
@@ -147,7 +147,7 @@ def _cut_cell(corners: Array, sites: Array, weights: Array, index: int) -> Array
 
 
 def _clip(polygon: Array, normal: Array, bound: float) -> Array:
-    """Keeps the part of a convex polygon where normal · x <= bound."""
+    """Keep the part of a convex polygon where normal · x <= bound."""
     depth = polygon @ normal - bound
     inside = depth <= 0
     if not inside.any():
@@ -162,14 +162,14 @@ def _clip(polygon: Array, normal: Array, bound: float) -> Array:
 
 
 def _drop_repeated(polygon: Array, tolerance: float) -> Array:
-    """Drops vertices that repeat the one before; fewer than three that remain are no cell."""
+    """Drop vertices that equal the one before; a polygon of fewer than three vertices is empty."""
     steps = polygon - np.roll(polygon, 1, axis=0)
     kept = polygon[np.hypot(steps[:, 0], steps[:, 1]) > tolerance]
     return kept if len(kept) > 2 else polygon[:0]
 
 
 def _span_plane(u: Tensor, v: Tensor) -> Tensor:
-    """Returns the orthonormal axes (2, d) of the plane of two directions."""
+    """Return the orthonormal axes (2, d) of the plane of two directions."""
     if not (u.any() and v.any()):
         raise ValueError("u and v must not be zero; give two directions that span the plane")
     first, second = u / u.norm(), v / v.norm()
@@ -177,7 +177,7 @@ def _span_plane(u: Tensor, v: Tensor) -> Tensor:
     if float(second.norm()) < PARALLEL:
         raise ValueError("u and v are parallel and span no plane; give two different directions")
     second = second / second.norm()
-    # A second pass removes what rounding left of the first axis when u and v are nearly parallel.
+    # A second pass removes the rounding error of the first if u and v are nearly parallel.
     second = second - (second @ first) * first
     return torch.stack([first, second / second.norm()])
 

@@ -1,4 +1,4 @@
-"""In which type the arithmetic after a network is done: float32 or better, whatever the network computed in."""
+"""Precision of the arithmetic after a network: float32 or better, whatever dtype the network computes in."""
 
 from __future__ import annotations
 
@@ -14,14 +14,19 @@ R = TypeVar("R")
 
 
 def upcast(tensor: Tensor) -> Tensor:
-    """Returns a floating tensor in float32 or better."""
+    """Return a floating tensor in float32 or better.
+
+    Example:
+        >>> upcast(torch.zeros(1, dtype=torch.bfloat16)).dtype, upcast(torch.zeros(1).double()).dtype
+        (torch.float32, torch.float64)
+    """
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
 def full_precision(function: Callable[P, R]) -> Callable[P, R]:
-    """Decorator: autocast is off inside, so that matrix products keep the type of what comes in.
+    """Decorate a function so that autocast is off inside, and matrix products keep the dtype of their inputs.
 
-    It is for functions of what has left a network, whose tensors are float32 or better already.
+    It serves functions of the outputs of a network, which are float32 or better already.
 
     Example:
         >>> product = full_precision(lambda a, b: a @ b)

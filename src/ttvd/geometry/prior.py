@@ -1,10 +1,9 @@
-"""Label shift: when the classes come in other shares than before, only the weights of a power diagram move.
+"""Label shift: when the class frequencies change, only the weights of a power diagram move.
 
-If the images of each class look as they did and only the shares of the classes change, from s to π, the posterior
-p(k | z) is multiplied by π_k / s_k and normalised. Added to the logits, log(π_k / s_k) is a change of the head's bias:
-by the Lemma the sites W / 2 stay where they are and the weights b + |W|² / 4 move by log(π_k / s_k), times the
-temperature where there is one. Walls are shifted parallel to themselves, away from the classes that have become
-frequent.
+If the class-conditional distributions stay and only the class frequencies change, from s to π, the posterior p(k | z)
+is multiplied by π_k / s_k and normalised. This adds log(π_k / s_k) to the logits, which is a change of the head's bias.
+By the Lemma, the sites W / 2 stay and the weights b + |W|² / 4 move by log(π_k / s_k), times the temperature if there
+is one. The walls of the cells move in parallel, away from the classes that have become more frequent.
 """
 
 from __future__ import annotations
@@ -18,25 +17,25 @@ from ttvd.geometry.precision import upcast
 
 
 def shift_weights(scores: Tensor, count: float | Tensor, rounds: int = 3) -> Tensor:
-    """Returns by how much label shift moves the weights: log(k π), π the shares of the classes in a batch.
+    """Return the change of the weights under label shift: log(k π), where π are the class frequencies of a batch.
 
-    π is estimated by expectation and maximisation (Saerens, Latinne and Decaestecker, Neural Computation 2002), with
-    s = 1 / k: each round replaces π by the mean posterior under π, where ``count`` imagined images, spread evenly over
-    the classes, are part of the mean. The likelihood of the batch under its Dirichlet prior never falls, and has one
-    maximum only. A few images say little, so they move little: without them, or with a count that is large against
-    the batch, nothing moves.
+    π is estimated by expectation maximisation (Saerens, Latinne and Decaestecker, Neural Computation 2002) with
+    s = 1 / k: each round replaces π by the mean posterior under π. The mean includes ``count`` pseudo-images that are
+    spread evenly over the classes (a Dirichlet prior). The posterior probability of π never falls from round to round,
+    and it has a single maximum. A small batch moves the weights little: if ``count`` is large compared with the batch,
+    the weights stay.
 
     Args:
-        scores: (b, k) logarithms of posteriors for classes in equal shares, up to a constant for each image.
-        count: number of imagined images, positive; it also keeps every π, and so the result, from the edge. A scalar
-            tensor is not looked at, so that nothing waits for a device.
-        rounds: how often π is replaced, from 1 / k on.
+        scores: Log-posteriors (b, k) for equal class frequencies, up to a constant for each image.
+        count: Number of pseudo-images, positive. It keeps every π, and so the result, away from the boundary. The
+            value of a scalar tensor is not checked, so nothing waits for a device.
+        rounds: Number of rounds, starting from π = 1 / k.
 
     Returns:
-        (k,) in float32 or better, without a gradient; softmax(scores + result) are the posteriors under π.
+        Changes (k,) in float32 or better, without a gradient; softmax(scores + result) are the posteriors under π.
 
     Example:
-        >>> scores = torch.tensor([[4.0, 0.0], [4.0, 0.0], [0.0, 0.0]])  # the third one could be either
+        >>> scores = torch.tensor([[4.0, 0.0], [4.0, 0.0], [0.0, 0.0]])  # the third image is ambiguous
         >>> (scores[2] + shift_weights(scores, count=1.0)).softmax(0).round(decimals=2)
         tensor([0.8200, 0.1800])
     """
@@ -47,14 +46,14 @@ def shift_weights(scores: Tensor, count: float | Tensor, rounds: int = 3) -> Ten
     if scores.ndim != 2 or not len(scores):
         raise ValueError(f"expected scores (b, k) of at least one image, got {tuple(scores.shape)}")
     scores, (size, classes) = upcast(scores.detach()), scores.shape
-    imagined, gain = count / (count + size), classes * (size / (count + size))
-    moved = torch.zeros_like(scores[0])
+    prior, gain = count / (count + size), classes * (size / (count + size))
+    change = torch.zeros_like(scores[0])
     for _ in range(rounds):
-        moved = (imagined + gain * (scores + moved).softmax(1).mean(0)).log()
-    return moved
+        change = (prior + gain * (scores + change).softmax(1).mean(0)).log()
+    return change
 
 
 def check_count(name: str, count: float) -> None:
-    """Raises a ValueError unless ``count``, called ``name``, is a positive number."""
+    """Raise a ValueError unless ``count``, called ``name``, is a positive number."""
     if not 0.0 < count < math.inf:
-        raise ValueError(f"{name} must be a positive, finite number of imagined images, got {count}")
+        raise ValueError(f"{name} must be a positive, finite number of pseudo-images, got {count}")

@@ -50,7 +50,7 @@ class AdaNPC(Adapter):
         double_softmax: Measure the confidence as the authors' code does.
 
     Example:
-        >>> from ttvd.source.collect import collect_features
+        >>> from ttvd.source.features import collect_features
         >>> net = nn.Sequential(nn.Flatten(), nn.Linear(4, 2))
         >>> memory = collect_features(net, (torch.rand(9, 1, 2, 2), torch.arange(9) % 2))
         >>> AdaNPC(net, memory, k=5)(torch.rand(8, 1, 2, 2)).shape

@@ -1,4 +1,4 @@
-"""What a classifier looks like to the library: its parts, its norms, its views, its sites, shipped checkpoints."""
+"""Pieces of networks: features and head of a classifier, norms and their statistics, views, residual networks."""
 
 from ttvd.nn.norms import Statistics as Statistics
 from ttvd.nn.split import SplitModel as SplitModel

@@ -1,18 +1,18 @@
-"""Anchors: what clean data show to the batch norms of a model, measured before deployment.
+"""Anchors: the input moments of a model's batch norms on clean data, measured before deployment.
 
-A norm that is trained on augmented images stores their statistics, and they are not those of the same images in use:
-random crops alone change the variance of early channels by a quarter and more. With its stored statistics the network
-is right nevertheless, as what it computes was trained with them. With statistics of the stream it is not, even of
-clean images: they remove a difference that should stay.
+A norm that was trained on augmented images stores the statistics of augmented images. The statistics of the same
+images in use differ: random crops alone change the variance of early channels by a quarter and more. With the stored
+statistics, the network is right nevertheless, because it was trained with them. With the statistics of a stream, even
+of clean images, it is not: they remove a difference that belongs to the function of the network.
 
-Anchored norms keep it. If m and v are what clean images show in use, and m0, v0 what is stored,
+Anchored norms keep this difference. Let m and v be the moments on clean images in use, and m0 and v0 the stored ones:
 
     (x - m0) / sqrt(v0) * weight + bias  =  (x - m) / sqrt(v) * weight' + bias'
 
-with weight' = weight * sqrt(v / v0) and bias' = bias + weight * (m - m0) / sqrt(v0): the same function, whose
-statistics may now be replaced by those of a stream that has drifted.
+with weight' = weight * sqrt(v / v0) and bias' = bias + weight * (m - m0) / sqrt(v0). This is the same function, and its
+statistics can now be replaced by those of a stream that has drifted.
 
-Which images come in use depends on the method: upright ones, or those of all views together.
+The images in use depend on the method: upright images, or all views together.
 """
 
 from collections.abc import Iterator
@@ -28,12 +28,12 @@ from ttvd.nn.fingerprint import shared_prefix
 
 @dataclass(frozen=True, eq=False)
 class Anchors:
-    """Mean and biased variance of each channel of each norm, over clean images as they come in use.
+    """Mean and biased variance of the input of each norm, over clean images in use.
 
     Attributes:
-        means: (c,) float64, the channels of all norms that :func:`anchor_norms` changes.
-        variances: (c,) float64.
-        norms: Name and number of channels of each of them, one after the other.
+        means: Means (c,), float64, of the channels of all norms that :func:`anchor_norms` changes, concatenated.
+        variances: Variances (c,), float64.
+        norms: Name and number of channels of each norm, in the order of the channels.
     """
 
     means: Tensor
@@ -57,13 +57,16 @@ class Anchors:
                 f"the norms of anchors do not have {len(self.means)} channels together: {self.norms}"
             )
 
+    def __repr__(self) -> str:
+        return f"Anchors(norms={len(self.norms)}, channels={len(self.means)})"
+
 
 class NormMoments:
-    """Running moments of what enters norms; a norm that nothing entered has those that it stores.
+    """Running moments of the inputs of norms. A norm without any input keeps its stored moments.
 
     Args:
-        norms: Which to watch, by name.
-        views: How many views of its images a batch is made of, one after the other, the upright one first.
+        norms: The norms to watch, by name.
+        views: Number of views in a batch, one after the other, the upright view first.
     """
 
     def __init__(self, norms: dict[str, _BatchNorm], views: int) -> None:
@@ -71,17 +74,17 @@ class NormMoments:
         self._found: dict[tuple[_BatchNorm, int], Moments] = {}
 
     def update(self, norm: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]) -> None:
-        """Add what is about to enter a norm; a hook."""
+        """Add the input of a norm; this is a forward pre-hook."""
         assert isinstance(norm, _BatchNorm)
         x = args[0] if args else next(iter(kwargs.values()))
         for views in {1, self._views}:
-            # What has fewer rows than there are views is not made of them: all of it counts.
+            # An input with fewer rows than views does not consist of views: use all of it.
             seen = _measure(x[: len(x) * views // self._views or None].detach())
             before = self._found.get((norm, views))
             self._found[norm, views] = seen if before is None else _merge(before, seen)
 
     def anchors(self) -> dict[int, Anchors]:
-        """What was found, of the upright view and of all together; nothing where no norm can be anchored."""
+        """Return the anchors of the upright view and of all views; empty if no norm can be anchored."""
         made = {}
         for views in {1, self._views} if self._norms else ():
             pairs = [
@@ -95,7 +98,7 @@ class NormMoments:
 
 
 Moments = tuple[int, Tensor, Tensor]
-"""How many values, their mean (c,) and their biased variance (c,)."""
+"""Number of values, their mean (c,) and their biased variance (c,)."""
 
 
 @torch.no_grad()
@@ -113,13 +116,13 @@ def _merge(one: Moments, other: Moments) -> Moments:
 
 @contextmanager
 def watch_norms(model: nn.Module, views: int = 1) -> Iterator[NormMoments]:
-    """Measure what enters the norms of a model while it forwards clean images in evaluation mode.
+    """Measure the inputs of a model's norms while it forwards clean images in evaluation mode.
 
     Args:
-        model: The model; the hooks on it are gone afterwards.
-        views: Of each image in what is forwarded: all upright ones first, then all of the next view. What a norm sees
-            must have this order too, as the rows of a convolutional network have; of a norm that sees parts of a batch
-            one after the other, the anchors of the upright view are not those of upright images.
+        model: The model; its hooks are removed afterwards.
+        views: Number of views in each batch: all upright images first, then all images of the next view. The rows of
+            a norm's input must have this order too, as in a convolutional network. If a norm gets parts of a batch one
+            after the other, its anchors of the upright view are not those of upright images.
 
     Example:
         >>> net = nn.Sequential(nn.BatchNorm1d(2)).eval()
@@ -141,17 +144,17 @@ def watch_norms(model: nn.Module, views: int = 1) -> Iterator[NormMoments]:
 
 @torch.no_grad()
 def anchor_norms(model: nn.Module, anchors: Anchors) -> None:
-    """Let norms store the anchors, with affine parameters by which the model computes what it did, in place.
+    """Store the anchors in the norms of a model, in place, and adjust their affine parameters to keep its function.
 
-    The tensors themselves are exchanged, not changed: a model that shares them stays as it is. Parameters that two
-    norms shared are two afterwards.
+    The tensors are replaced and not written to, so a model that shares them stays as it is. Two norms that shared
+    parameters have separate ones afterwards.
 
     Args:
-        model: With the norms that the anchors were measured of.
-        anchors: Of this model.
+        model: The model whose norms were measured.
+        anchors: The anchors of this model.
 
     Raises:
-        ValueError: The anchors are those of another model.
+        ValueError: The anchors belong to another model.
 
     Example:
         >>> net = nn.Sequential(nn.BatchNorm1d(2)).eval()
@@ -188,9 +191,9 @@ def anchor_norms(model: nn.Module, anchors: Anchors) -> None:
 
 
 def _anchored_norms(model: nn.Module) -> dict[str, _BatchNorm]:
-    """Those whose change of statistics can be made up for, by the first of their names in the alphabet.
+    """Return the batch norms with affine parameters and running statistics, by their alphabetically first name.
 
-    What a wrapper puts before all names does not count.
+    A prefix that all names share, which a wrapper adds, is removed.
     """
     names: dict[_BatchNorm, list[str]] = {}
     for name, layer in model.named_modules(remove_duplicate=False):
@@ -209,11 +212,11 @@ def _stored(norm: _BatchNorm) -> tuple[Tensor, Tensor]:
 
 
 def need_anchors(anchors: Anchors | None) -> Anchors:
-    """The anchors; a ValueError says where to get some."""
+    """Return the anchors; a ValueError says how to get them if there are none."""
     if anchors is None:
         raise ValueError(
-            "anchored statistics need the anchors of the norms, and here are none. Methods with sites find them in "
-            "sites that ttvd.calibrate has seen; for others load a checkpoint as 'NAME+anchored', or call "
+            "anchored statistics need the anchors of the norms, and there are none. Methods with sites take them from "
+            "sites that ttvd.calibrate returned; for other methods load a checkpoint as 'NAME+anchored', or call "
             "ttvd.anchor_norms on a copy of the model, and leave 'anchored' out of the statistics"
         )
     return anchors

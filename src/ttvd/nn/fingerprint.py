@@ -1,4 +1,4 @@
-"""Which weights are these? A short hash that ties sites, runs and checkpoints to a model."""
+"""Fingerprint of a model's weights: a short hash that ties sites, runs and checkpoints to the model."""
 
 import hashlib
 
@@ -7,10 +7,10 @@ from torch import Tensor, nn
 
 
 def fingerprint(module: nn.Module) -> str:
-    """Short hash of a module's weights: names, shapes, dtypes and bytes of its state.
+    """Return a short hash of a module's weights: names, shapes, dtypes and bytes of its state.
 
-    It depends neither on the device, nor on train/eval flags, nor on a wrapper that puts the same prefix
-    before all names (``DistributedDataParallel``, ``torch.compile``, ``SplitModel``).
+    The hash depends neither on the device, nor on train/eval flags, nor on a wrapper that puts the same prefix before
+    all names (``DistributedDataParallel``, ``torch.compile``, ``SplitModel``).
 
     Example:
         >>> layer = nn.Linear(2, 2)
@@ -18,7 +18,7 @@ def fingerprint(module: nn.Module) -> str:
         True
     """
     state = {name: value for name, value in module.state_dict().items() if isinstance(value, Tensor)}
-    state |= dict(module.named_buffers())  # normalisation may be kept out of the saved state
+    state |= dict(module.named_buffers())  # a normalisation layer may have non-persistent buffers
     start = shared_prefix(list(state))
     digest = hashlib.sha256()
     for name in sorted(state):
@@ -29,7 +29,7 @@ def fingerprint(module: nn.Module) -> str:
 
 
 def shared_prefix(names: list[str]) -> int:
-    """Length of the leading dotted parts that all names share; the last part is never taken away."""
+    """Return the length of the leading dotted parts that all names share; the last part never counts."""
     length = 0
     for parts in zip(*(name.split(".")[:-1] for name in names), strict=False):
         if len(set(parts)) > 1:

@@ -1,4 +1,4 @@
-"""Instance-aware batch norm: statistics of the batch, corrected where an image clearly has its own."""
+"""Instance-aware batch norm: batch statistics, corrected for images whose own statistics clearly differ."""
 
 import math
 
@@ -8,25 +8,26 @@ from torch import Tensor, nn
 
 
 class InstanceAwareBatchNorm2d(nn.Module):
-    """Batch norm whose statistics give way to an image's own as far as chance cannot explain the difference.
+    """Batch norm that moves towards an image's own statistics as far as chance does not explain the difference.
 
-    With m and v the mean and variance of a channel in the batch (in evaluation mode: their running averages), n
-    pixels a channel, and m_i and v_i (unbiased) those of image i, the image is normalised by
+    Let m and v be the mean and variance of a channel in the batch (in evaluation mode, their running averages), n the
+    number of pixels per channel, and m_i and v_i (unbiased) the statistics of image i. The image is normalised by
 
         mean_i = m + shrink(m_i - m, k * sqrt((v + eps) / n))
         variance_i = max(0, v + shrink(v_i - v, k * (v + eps) * sqrt(2 / (n - 1))))
 
-    where shrink pulls a value towards 0 by its second argument. A single pixel a channel has no statistics: it is
-    normalised by m and v. Gong et al., NeurIPS 2022 (NOTE); the source model must be trained with it.
+    where shrink moves its first argument towards 0 by its second (soft thresholding). An image of one pixel per
+    channel has no statistics and is normalised by m and v. The layer is from Gong et al., NeurIPS 2022 (NOTE); the
+    source model must be trained with it.
 
-    It is no subclass of torch's batch norm on purpose: what exchanges batch norms (test-time statistics, synchronised
-    batch norm) would take the correction away.
+    It is deliberately not a subclass of torch's batch norm: code that replaces batch norms (test-time statistics,
+    synchronised batch norm) would remove the correction.
 
     Args:
-        channels: Channels of the images.
-        k: How many standard errors count as chance; the authors' code uses 4 with residual networks.
-        eps: Added to variances.
-        momentum: Share of a batch in the running averages.
+        channels: Number of channels of the images.
+        k: Number of standard errors that count as chance; the authors' code uses 4 with residual networks.
+        eps: Constant added to variances.
+        momentum: Weight of a batch in the running averages.
 
     Example:
         >>> norm = InstanceAwareBatchNorm2d(3)
@@ -48,7 +49,7 @@ class InstanceAwareBatchNorm2d(nn.Module):
         self.register_buffer("running_var", torch.ones(channels))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalise images (b, c, h, w); in training mode the running averages follow the batch."""
+        """Normalise images (b, c, h, w); in training mode, update the running averages."""
         if x.ndim != 4 or x.shape[1] != self.channels:
             raise ValueError(f"expected images (b, {self.channels}, h, w), got shape {tuple(x.shape)}")
         values = x if x.dtype.itemsize >= 4 else x.float()
@@ -64,13 +65,13 @@ class InstanceAwareBatchNorm2d(nn.Module):
         return ((values - mean) * scale + self.bias.view(1, -1, 1, 1)).to(x.dtype)
 
     def extra_repr(self) -> str:
-        """What torch shows of the layer."""
+        """Describe the layer, for ``repr``."""
         return f"{self.channels}, k={self.k}, eps={self.eps}, momentum={self.momentum}"
 
     def _common(self, means: Tensor, variances: Tensor | None, pixels: int) -> tuple[Tensor, Tensor]:
-        """Mean and unbiased variance (c,) of the batch in training mode, else the running averages.
+        """Return mean and unbiased variance (c,) of the batch in training mode, else the running averages.
 
-        They are made of those of the images (b, c), so that the pixels are read once.
+        They are computed from the statistics (b, c) of the images, so the pixels are read once.
         """
         count = len(means) * pixels
         if not self.training or count == 1:  # one value has no variance
@@ -87,7 +88,7 @@ class InstanceAwareBatchNorm2d(nn.Module):
     def _correct(
         self, own_mean: Tensor, own_var: Tensor, mean: Tensor, var: Tensor, pixels: int
     ) -> tuple[Tensor, Tensor]:
-        """Move the common statistics (c,) towards those of each image (b, c), giving (b, c, 1, 1)."""
+        """Move the common statistics (c,) towards those of each image (b, c); return them as (b, c, 1, 1)."""
         spread = var + self.eps
         mean = mean + _shrink(own_mean - mean, self.k * (spread / pixels).sqrt())
         var = F.relu(var + _shrink(own_var - var, self.k * spread * math.sqrt(2.0 / (pixels - 1))))

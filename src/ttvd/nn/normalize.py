@@ -1,4 +1,4 @@
-"""Normalisation as a layer, so that every boundary sees images in [0, 1]."""
+"""Normalisation of images as a layer, so that all functions of the library take images in [0, 1]."""
 
 from collections.abc import Sequence
 
@@ -8,17 +8,17 @@ from torch import Tensor, nn
 CIFAR10_MEAN, CIFAR10_STD = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
 CIFAR100_MEAN, CIFAR100_STD = (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-"""Channel statistics as TTAB's data loaders have them."""
+"""Channel statistics of TTAB's data loaders."""
 
 
 class Normalize(nn.Module):
     """Standardise images in [0, 1], channel by channel.
 
     Args:
-        channels: Channels of the images.
-        mean: One value for every channel, or a single one for all.
-        std: Likewise, positive.
-        persistent: Whether the two belong to ``state_dict()``.
+        channels: Number of channels of the images.
+        mean: Mean of each channel, or a single value for all channels.
+        std: Standard deviation of each channel, or a single value for all channels; positive.
+        persistent: Whether mean and standard deviation are part of ``state_dict()``.
 
     Example:
         >>> Normalize(1, (0.5,), (0.25,))(torch.ones(1, 1, 1, 1)).item()
@@ -43,5 +43,5 @@ class Normalize(nn.Module):
             raise ValueError(f"std must be positive, got {tuple(std)}")
 
     def forward(self, x: Tensor) -> Tensor:
-        """(x - mean) / std."""
+        """Return (x - mean) / std."""
         return (x - self.mean) / self.std

@@ -1,8 +1,8 @@
-"""Residual networks for small images (32 x 32 and thereabouts), with normalisation as the first layer.
+"""Residual networks for small images (about 32 x 32), with normalisation as the first layer.
 
-:func:`resnet26` is the network of TTAB (Zhao et al., ICML 2023), in which the paper evaluates: stem of 16
-channels, three stages of four post-activation blocks with 16/32/64 channels, projection shortcuts only where
-the shape changes, global average pooling and a linear head without bias.
+:func:`resnet26` is the network of TTAB (Zhao et al., ICML 2023), which the paper uses: a stem of 16 channels, three
+stages of four post-activation blocks with 16, 32 and 64 channels, projection shortcuts where the shape changes,
+global average pooling and a linear head without bias.
 """
 
 import math
@@ -16,7 +16,7 @@ from ttvd.nn.normalize import CIFAR10_MEAN, CIFAR10_STD, Normalize
 
 
 def make_norm(norm: str, channels: int) -> nn.Module:
-    """The layer called ``batch``, ``instance-aware`` or ``group`` (eight groups, as TTAB and TTT have it)."""
+    """Make a norm: ``batch``, ``instance-aware`` or ``group`` (with eight groups, as in TTAB and TTT)."""
     if norm == "batch":
         return nn.BatchNorm2d(channels)
     if norm == "group":
@@ -27,7 +27,7 @@ def make_norm(norm: str, channels: int) -> nn.Module:
 
 
 class BasicBlock(nn.Module):
-    """Two 3 x 3 convolutions and a shortcut; activation after the sum."""
+    """Two 3 x 3 convolutions and a shortcut, with the activation after the sum."""
 
     def __init__(self, inputs: int, outputs: int, stride: int, norm: str) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class BasicBlock(nn.Module):
             self.shortcut = nn.Sequential(projection, make_norm(norm, outputs))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Images of ``inputs`` channels to images of ``outputs`` channels."""
+        """Map feature maps of ``inputs`` channels to feature maps of ``outputs`` channels."""
         y = torch.relu(self.norm1(self.conv1(x)))
         return torch.relu(self.norm2(self.conv2(y)) + self.shortcut(x))
 
@@ -50,16 +50,16 @@ class ResNet(nn.Module):
     """Residual network for small images.
 
     Args:
-        num_classes: Outputs of the head (k * v for an SLA classifier).
-        in_channels: Channels of the images.
-        widths: Channels of each stage; the stem has as many as the first.
-        blocks: Blocks of each stage; every stage but the first halves the resolution.
-        norm: ``batch``, ``group`` or ``instance-aware`` (what NOTE needs).
+        num_classes: Number of outputs of the head (k * v for an SLA classifier).
+        in_channels: Number of channels of the images.
+        widths: Number of channels of each stage; the stem has as many as the first stage.
+        blocks: Number of blocks of each stage; every stage but the first halves the resolution.
+        norm: Kind of norm: ``batch``, ``group`` or ``instance-aware`` (which NOTE needs).
         bias: Whether the head has a bias.
-        bottleneck: Dimension of a linear layer before the head (2 draws the features in the plane).
-        mean: Normalisation of the input, one value or one per channel.
-        std: Likewise.
-        generator: Source of the initial weights; torch's global generator unless given.
+        bottleneck: Dimension of a linear layer before the head (2 gives features in the plane).
+        mean: Mean of the input channels, one value or one per channel.
+        std: Standard deviation of the input channels, one value or one per channel.
+        generator: Random generator of the initial weights; torch's global generator unless given.
 
     Example:
         >>> net = ResNet(10, in_channels=1, widths=(8, 16, 32), blocks=(1, 1, 1))
@@ -99,27 +99,27 @@ class ResNet(nn.Module):
         init_weights(self, generator)
 
     def forward_trunk(self, x: Tensor) -> Tensor:
-        """Feature maps before the last stage, where a rotation head forks."""
+        """Return the feature maps before the last stage, where a rotation head branches off."""
         x = torch.relu(self.norm1(self.conv1(self.normalize(x))))
         for stage in self.stages[:-1]:
             x = stage(x)
         return x
 
     def forward_features(self, x: Tensor) -> Tensor:
-        """Features (b, d) of images (b, c, h, w) in [0, 1]."""
+        """Return features (b, d) of images (b, c, h, w) in [0, 1]."""
         features: Tensor = self.bottleneck(self.stages[-1](self.forward_trunk(x)).mean((-2, -1)))
         return features
 
     def forward_head(self, z: Tensor, pre_logits: bool = False) -> Tensor:
-        """Logits of features; ``pre_logits=True`` returns the features (timm's convention)."""
+        """Return logits of features; ``pre_logits=True`` returns the features (timm's convention)."""
         return z if pre_logits else self.fc(z)
 
     def get_classifier(self) -> nn.Linear:
-        """The head (timm's convention)."""
+        """Return the head (timm's convention)."""
         return self.fc
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits of images in [0, 1]."""
+        """Return logits of images in [0, 1]."""
         return self.forward_head(self.forward_features(x))
 
 
@@ -129,9 +129,9 @@ def _make_stage(inputs: int, outputs: int, blocks: int, stride: int, norm: str) 
 
 
 def init_weights(model: nn.Module, generator: torch.Generator | None) -> None:
-    """Initialise as TTAB does: convolutions N(0, 2 / (k * k * out)), heads N(0, 0.01^2).
+    """Initialise weights as TTAB does: convolutions N(0, 2 / (k * k * out)), heads N(0, 0.01^2).
 
-    A bottleneck must pass the signal on and is scaled by its inputs instead.
+    A bottleneck must preserve the scale of the signal, so its variance is 1 / inputs.
     """
     for name, module in model.named_modules():
         if isinstance(module, nn.Conv2d):
@@ -155,7 +155,7 @@ def resnet26(
     std: Sequence[float] | None = None,
     generator: torch.Generator | None = None,
 ) -> ResNet:
-    """TTAB's ResNet-26; it normalises by CIFAR-10's statistics for three channels, else by 0.5 and 0.25.
+    """Build TTAB's ResNet-26; it normalises by CIFAR-10's statistics for three channels, else by 0.5 and 0.25.
 
     Example:
         >>> sum(p.numel() for p in resnet26(10).parameters())

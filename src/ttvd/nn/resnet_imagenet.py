@@ -1,7 +1,7 @@
 """ResNet-18 and ResNet-50 for large images, with the parameter names of torchvision.
 
-Weights published for torchvision's networks load directly (``model.load_state_dict(weights)``); the
-normalisation is a layer here, so that images are passed in [0, 1].
+Weights that were published for torchvision's networks load directly (``model.load_state_dict(weights)``). The
+normalisation is a layer of the network, so images are passed in [0, 1].
 """
 
 from collections.abc import Sequence
@@ -17,11 +17,11 @@ class Block(nn.Module):
     """A basic block (two 3 x 3 convolutions) or a bottleneck (1 x 1, 3 x 3 with the stride, 1 x 1).
 
     Args:
-        inputs: Channels that come in.
-        width: Channels of the 3 x 3 convolutions.
+        inputs: Number of input channels.
+        width: Number of channels of the 3 x 3 convolutions.
         stride: Stride of the block.
-        expansion: 1 for the basic block, 4 for the bottleneck.
-        norm: ``batch``, ``group`` or ``instance-aware``.
+        expansion: Ratio of output channels to ``width``: 1 for the basic block, 4 for the bottleneck.
+        norm: Kind of norm: ``batch``, ``group`` or ``instance-aware``.
     """
 
     def __init__(self, inputs: int, width: int, stride: int, expansion: int, norm: str = "batch") -> None:
@@ -41,7 +41,7 @@ class Block(nn.Module):
             self.downsample = nn.Sequential(projection, make_norm(norm, outputs))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Images of ``inputs`` channels to images of ``width * expansion`` channels."""
+        """Map feature maps of ``inputs`` channels to feature maps of ``width * expansion`` channels."""
         shortcut = x if self.downsample is None else self.downsample(x)
         for i in range(1, self.depth + 1):
             x = getattr(self, f"bn{i}")(getattr(self, f"conv{i}")(x))
@@ -53,12 +53,13 @@ class ImageNetResNet(nn.Module):
     """Residual network of four stages with a 7 x 7 stem.
 
     Args:
-        num_classes: Outputs of the head (k * v for an SLA classifier).
-        blocks: Blocks of each of the four stages.
+        num_classes: Number of outputs of the head (k * v for an SLA classifier).
+        blocks: Number of blocks of each of the four stages.
         expansion: 1 for basic blocks, 4 for bottlenecks.
-        norm: ``batch``, ``group`` or ``instance-aware`` (what NOTE needs).
-        mean: Normalisation of the input, one value per channel; not part of ``state_dict()``.
-        std: Likewise.
+        norm: Kind of norm: ``batch``, ``group`` or ``instance-aware`` (which NOTE needs).
+        mean: Mean of each input channel; not part of ``state_dict()``.
+        std: Standard deviation of each input channel; not part of ``state_dict()``.
+        generator: Random generator of the convolutions' initial weights; torch's global generator unless given.
     """
 
     def __init__(
@@ -93,29 +94,29 @@ class ImageNetResNet(nn.Module):
                 )
 
     def forward_features(self, x: Tensor) -> Tensor:
-        """Features (b, d) of images (b, 3, h, w) in [0, 1]."""
+        """Return features (b, d) of images (b, 3, h, w) in [0, 1]."""
         x = self.maxpool(torch.relu(self.bn1(self.conv1(self.normalize(x)))))
         for i in range(1, 5):
             x = getattr(self, f"layer{i}")(x)
         return x.mean((-2, -1))
 
     def forward_head(self, z: Tensor, pre_logits: bool = False) -> Tensor:
-        """Logits of features; ``pre_logits=True`` returns the features (timm's convention)."""
+        """Return logits of features; ``pre_logits=True`` returns the features (timm's convention)."""
         return z if pre_logits else self.fc(z)
 
     def get_classifier(self) -> nn.Linear:
-        """The head (timm's convention)."""
+        """Return the head (timm's convention)."""
         return self.fc
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits of images in [0, 1]."""
+        """Return logits of images in [0, 1]."""
         return self.forward_head(self.forward_features(x))
 
 
 def resnet18(
     num_classes: int = 1000, *, norm: str = "batch", generator: torch.Generator | None = None
 ) -> ImageNetResNet:
-    """ResNet-18 (11.7 million parameters).
+    """Build a ResNet-18 (11.7 million parameters).
 
     Example:
         >>> sum(p.numel() for p in resnet18().parameters())
@@ -127,5 +128,5 @@ def resnet18(
 def resnet50(
     num_classes: int = 1000, *, norm: str = "batch", generator: torch.Generator | None = None
 ) -> ImageNetResNet:
-    """ResNet-50 with the stride in the 3 x 3 convolution (25.6 million parameters)."""
+    """Build a ResNet-50 with the stride in the 3 x 3 convolution (25.6 million parameters)."""
     return ImageNetResNet(num_classes, blocks=(3, 4, 6, 3), expansion=4, norm=norm, generator=generator)

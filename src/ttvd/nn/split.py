@@ -1,11 +1,12 @@
-"""A classifier seen as two parts: features, and the linear head that partitions their space.
+"""A classifier as two parts: features, and the linear head that partitions the feature space.
 
-The head of a classifier is what the geometry needs: by the paper's Lemma its rows are the sites of a power
-diagram. :func:`split` finds it in any ``nn.Module`` and proves on real data that it was found.
+The geometry needs the head: by the paper's Lemma, its rows are the sites of a power diagram. :func:`split` finds the
+head of any ``nn.Module`` and verifies on data that ``head(features(x))`` equals ``model(x)``.
 """
 
 import copy
-from collections.abc import Iterator
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -21,7 +22,7 @@ _HINT = "Pass head='dotted.name' of the last nn.Linear, or wrap the model so tha
 
 
 class SplitModel(nn.Module):
-    """Features and head of a classifier, without changing the classifier.
+    """Features and head of a classifier. The classifier itself is not changed.
 
     Attributes:
         model: The whole classifier.
@@ -48,54 +49,53 @@ class SplitModel(nn.Module):
         return head
 
     def features_and_logits(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """What enters the head, (b, d), and what leaves it, (b, k), in one forward pass; float32 or better."""
-        seen: list[Tensor] = []
+        """Return features (b, d) and logits (b, k) of one forward pass, in float32 or better."""
+        inputs: list[Tensor] = []
         hook = self.linear.register_forward_pre_hook(
-            lambda _, args, kwargs: seen.append(args[0] if args else kwargs["input"]), with_kwargs=True
+            lambda _, args, kwargs: inputs.append(_first_input(args, kwargs)), with_kwargs=True
         )
         try:
-            logits = self.model(x)
+            logits = unwrap_output(self.model(x))
         finally:
             hook.remove()
         if not self._verified:
-            self._verify(seen, logits)
-        z = upcast(seen[-1])
-        if logits.dtype.itemsize < 4:  # what a head computes in half precision is worth a product in full
+            self._verify(inputs, logits)
+        z = upcast(inputs[-1])
+        if logits.dtype.itemsize < 4:  # compute the logits of a half-precision head again, in full precision
             weight, bias = self.linear.weight, self.linear.bias
             with torch.autocast(z.device.type, enabled=False):
                 logits = F.linear(z, upcast(weight), None if bias is None else upcast(bias))
         return z, upcast(logits)
 
     def features(self, x: Tensor) -> Tensor:
-        """What enters the head, (b, d)."""
+        """Return the input of the head, (b, d)."""
         return self.features_and_logits(x)[0]
 
     def head(self, z: Tensor) -> Tensor:
-        """Logits (b, k) of features (b, d)."""
+        """Return the logits (b, k) of features (b, d)."""
         logits: Tensor = self.linear(z)
         return logits
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits of images; the same as the whole classifier's."""
-        logits: Tensor = self.model(x)
-        return logits
+        """Return the logits of images, as the whole classifier computes them."""
+        return unwrap_output(self.model(x))
 
     def upright(self, views: int) -> "SplitModel":
-        """The k-way classifier inside a label-augmented one of k * views outputs: the columns of the first view.
+        """Return the k-way classifier inside a label-augmented one of k * views outputs.
 
-        The new model shares every tensor but the head's with this one. It is what methods that know nothing of
-        rotations see of such a checkpoint.
+        Its head has the columns of the first view. It shares all other tensors with this model. Methods that know
+        nothing of rotations use it.
         """
         outputs = self.linear.out_features
         if outputs % views:
             raise ValueError(f"a head of {outputs} outputs does not hold {views} views of each class")
-        return shared_copy(self, set())._with_rows(torch.arange(0, outputs, views))
+        return shared_copy(self, set())._with_rows(torch.arange(0, outputs, views), head_views=1)
 
     def augmented(self, views: int = 4) -> "SplitModel":
-        """A copy whose head tells k * views joint labels apart, to be fine-tuned by label augmentation.
+        """Return a copy whose head has k * views outputs, to be fine-tuned by label augmentation.
 
-        Every joint label starts with the row of its class: before training the classifier says of an image what it
-        said before, whatever the rotation.
+        Every joint label starts with the row of its class: before training, the copy predicts the same classes as
+        this model, whatever the rotation.
 
         Example:
             >>> net = nn.Sequential(nn.Flatten(), nn.Linear(4, 3))
@@ -103,12 +103,12 @@ class SplitModel(nn.Module):
             torch.Size([2, 12])
         """
         classes = torch.arange(self.linear.out_features)
-        return copy.deepcopy(self)._with_rows(classes.repeat_interleave(views))
+        return copy.deepcopy(self)._with_rows(classes.repeat_interleave(views), head_views=views)
 
-    def _with_rows(self, rows: Tensor) -> "SplitModel":
-        """This model with a new head, of rows of the old one."""
+    def _with_rows(self, rows: Tensor, head_views: int) -> "SplitModel":
+        """Replace the head, in place, by one that has the given rows of the old head."""
         old = self.linear
-        # Nothing is drawn: the weights come from the old head, and the global generator is not ours to move.
+        # skip_init draws no random numbers: the weights come from the old head, and the global generator stays.
         new = nn.utils.skip_init(nn.Linear, old.in_features, len(rows), bias=old.bias is not None)
         new.weight = nn.Parameter(old.weight.detach()[rows.to(old.weight.device)].clone())
         if old.bias is not None:
@@ -118,26 +118,32 @@ class SplitModel(nn.Module):
         names = [name for name, m in self.model.named_modules(remove_duplicate=False) if m is old]
         for name in names:  # a layer may be registered more than once
             self.model.set_submodule(name, new)
+        if hasattr(self.model, "head_views"):
+            self.model.head_views = head_views  # type: ignore[assignment]  # a plain attribute, not a module
         self._verified = False
         return self
 
     @torch.no_grad()
-    def _verify(self, seen: list[Tensor], logits: object) -> None:
-        if not isinstance(logits, Tensor) or logits.ndim != 2:
-            shape = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
-            raise ValueError(f"a classifier must return logits of shape (b, k), got {shape}. {_HINT}")
-        if not seen:
-            raise ValueError(f"layer {self.head_name!r} was not used in the forward pass. {_HINT}")
-        z = seen[-1]
+    def _verify(self, inputs: list[Tensor], logits: Tensor) -> None:
+        """Raise a ValueError unless the head maps its input to the logits."""
+        names = [name for name, layer in self.model.named_modules() if isinstance(layer, nn.Linear)]
+        hint = f"{_HINT} The last linear layers are: {', '.join(names[-5:])}."
+        if logits.ndim != 2:
+            raise ValueError(
+                f"a classifier must return logits of shape (b, k), got {tuple(logits.shape)}. {hint}"
+            )
+        if not inputs:
+            raise ValueError(f"layer {self.head_name!r} was not used in the forward pass. {hint}")
+        z = inputs[-1]
         again = self.head(z.to(self.linear.weight.dtype)) if z.ndim == 2 else z
         if z.ndim != 2 or not torch.equal(again.isfinite(), logits.isfinite()):
-            raise ValueError(f"layer {self.head_name!r} does not map features (b, d) to the logits. {_HINT}")
+            raise ValueError(f"layer {self.head_name!r} does not map features (b, d) to the logits. {hint}")
         gap = (again.float() - logits.float()).nan_to_num().abs().max().item()
         rounding = max(1e-3, 4 * torch.finfo(logits.dtype).eps)
         if gap > rounding * (1.0 + logits.float().nan_to_num().abs().max().item()):
             raise ValueError(
                 f"head(features(x)) differs from model(x) by {gap:.3g}: layer {self.head_name!r} is not the last "
-                f"one. {_HINT}"
+                f"one. {hint}"
             )
         self._verified = True
 
@@ -145,12 +151,15 @@ class SplitModel(nn.Module):
 def split(model: nn.Module, example: Tensor | None = None, *, head: str | None = None) -> SplitModel:
     """Find the head of a classifier.
 
+    A model may return the logits themselves, or an object that :func:`unwrap_output` can unwrap. A model with several
+    heads on the same features raises a warning that names them; pass ``head`` to choose one.
+
     Args:
-        model: Any classifier that ends in an ``nn.Linear``; its weights, flags and hooks are left as they are.
-        example: A few inputs. With them the head is found by watching the model run, and checked at once; without
-            them it is the layer that timm's ``get_classifier`` names, else the last ``nn.Linear`` registered, and
-            it is checked at the first use.
-        head: Dotted name of the last linear layer, where the search cannot find it.
+        model: Any classifier that ends in an ``nn.Linear``; its weights, flags and hooks stay as they are.
+        example: A few inputs. With them, the head is the linear layer whose output the model returns, and it is
+            verified at once. Without them, the head is the layer that timm's ``get_classifier`` names, else the last
+            registered ``nn.Linear``, and it is verified at its first use.
+        head: Dotted name of the last linear layer, if the search cannot find it.
 
     Raises:
         ValueError: No head was found, or ``head(features(x))`` is not ``model(x)``. The message says what to pass.
@@ -168,7 +177,7 @@ def split(model: nn.Module, example: Tensor | None = None, *, head: str | None =
     elif not linears:
         raise ValueError(f"no nn.Linear found in {type(model).__name__}. {_HINT}")
     else:
-        name = _named_classifier(model, linears) or _last_used(model, linears, example)
+        name = _named_classifier(model, linears) or _find_head(model, linears, example)
     found = SplitModel(model, name)
     if example is not None:
         with evaluating(model), torch.no_grad():
@@ -176,32 +185,87 @@ def split(model: nn.Module, example: Tensor | None = None, *, head: str | None =
     return found
 
 
-def _named_classifier(model: nn.Module, linears: dict[str, nn.Linear]) -> str | None:
-    """The name of the layer that timm's convention points at."""
+def _named_classifier(model: nn.Module, linears: Mapping[str, nn.Linear]) -> str | None:
+    """Return the name of the layer that timm's ``get_classifier`` returns, if there is one."""
     get_classifier: Any = getattr(model, "get_classifier", None)
     layer = get_classifier() if callable(get_classifier) else None
     return next((name for name, m in linears.items() if m is layer), None)
 
 
-def _last_used(model: nn.Module, linears: dict[str, nn.Linear], example: Tensor | None) -> str:
-    """The linear layer that ran last on the example, else the one registered last."""
+def _find_head(model: nn.Module, linears: Mapping[str, nn.Linear], example: Tensor | None) -> str:
+    """Return the linear layer whose output the model returns for an example, else the last registered one."""
     if example is None:
         return list(linears)[-1]
-    calls: list[str] = []
-    hooks = [m.register_forward_hook(lambda *_, n=name: calls.append(n)) for name, m in linears.items()]
+    calls: dict[str, tuple[Tensor, Tensor]] = {}
+
+    def record(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> None:
+        calls.pop(name, None)  # the order is that of the last calls
+        calls[name] = _first_input(args, kwargs), output
+
+    hooks = [
+        layer.register_forward_hook(lambda _, a, k, out, n=name: record(n, a, k, out), with_kwargs=True)
+        for name, layer in linears.items()
+    ]
     try:
         with evaluating(model), torch.no_grad():
-            model(example)
+            logits = unwrap_output(model(example))
     finally:
         for hook in hooks:
             hook.remove()
     if not calls:
         raise ValueError(f"no nn.Linear was used in the forward pass of {type(model).__name__}. {_HINT}")
-    return calls[-1]
+    head = next((name for name, (_, output) in reversed(calls.items()) if output is logits), list(calls)[-1])
+    others = [name for name, (z, _) in calls.items() if z is calls[head][0] and name != head]
+    if others:
+        warnings.warn(
+            f"{type(model).__name__} has several heads on the same features: {head!r} is used, because the model "
+            f"returns its output, and {', '.join(map(repr, others))} is not. Pass head={head!r} to "
+            f"say that this is right, or wrap the model so that it returns the output of {others[0]!r} and pass "
+            f"head={others[0]!r}",
+            stacklevel=3,
+        )
+    return head
+
+
+def _first_input(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor:
+    """Return the input of a linear layer from the arguments that a hook gets."""
+    value: Tensor = args[0] if args else kwargs["input"]
+    return value
+
+
+def unwrap_output(output: object) -> Tensor:
+    """Return the logits in what a classifier returned.
+
+    Args:
+        output: A tensor; an object or a dictionary with ``logits`` (Hugging Face); or a tuple or list whose first
+            element is a tensor (logits first, as torchvision and timm have it).
+
+    Raises:
+        ValueError: It is ambiguous or unknown where the logits are.
+
+    Example:
+        >>> unwrap_output({"loss": None, "logits": torch.zeros(2, 3)}).shape
+        torch.Size([2, 3])
+    """
+    if isinstance(output, Tensor):
+        return output
+    if isinstance(output, Mapping):
+        found, place = output.get("logits"), f"a {type(output).__name__} with {', '.join(map(repr, output))}"
+    else:
+        found, place = getattr(output, "logits", None), f"a {type(output).__name__}"
+        if found is None and isinstance(output, Sequence) and len(output) > 0:
+            found = output[0]
+    if isinstance(found, Tensor):
+        return found
+    raise ValueError(
+        f"a classifier must return logits (b, k), got {place}. Wrap the model: class Logits(torch.nn.Module) with "
+        "def __init__(self, model): super().__init__(); self.model = model and "
+        "def forward(self, x): return self.model(x)[...], where [...] selects the logits"
+    )
 
 
 def unwrap(model: nn.Module) -> nn.Module:
-    """The model inside of a data-parallel wrapper, whose buckets and hooks are for training."""
+    """Return the model inside a data-parallel wrapper, whose buckets and hooks serve training."""
     if not isinstance(model, nn.Module):
         raise TypeError(
             f"expected a model, a torch.nn.Module, as the first argument; got {type(model).__name__}"
@@ -211,14 +275,40 @@ def unwrap(model: nn.Module) -> nn.Module:
 
 
 def count_classes(model: nn.Module) -> int:
-    """Number of classes that a classifier tells apart: its own ``num_classes``, else the outputs of its head."""
+    """Return the number of classes of a classifier: its own ``num_classes``, else the outputs of its head."""
     told = getattr(model, "num_classes", None)
     return told if isinstance(told, int) else split(model).linear.out_features
 
 
+def check_input_shape(model: nn.Module, shape: Sequence[int]) -> None:
+    """Raise a ValueError if images have another shape than those that the model was trained on.
+
+    A model that was loaded from a checkpoint has the attribute ``trained_input_shape``, from the checkpoint's card. A
+    model without this attribute takes images of any shape.
+
+    Args:
+        model: The model, or a wrapper of this library around it.
+        shape: Shape of one image (c, h, w) or of a batch (b, c, h, w).
+
+    Example:
+        >>> net = nn.Conv2d(3, 8, 3)
+        >>> net.trained_input_shape = (3, 32, 32)
+        >>> check_input_shape(net, (64, 3, 32, 32))
+    """
+    inner: Any = model
+    while not hasattr(inner, "trained_input_shape") and isinstance(getattr(inner, "model", None), nn.Module):
+        inner = inner.model
+    expected = getattr(inner, "trained_input_shape", None)
+    if expected is not None and tuple(shape[-3:]) != tuple(expected):
+        raise ValueError(
+            f"the model was trained on images of shape (c, h, w) = {tuple(expected)}, got {tuple(shape[-3:])}. Resize "
+            "or convert the images, or set model.trained_input_shape = None if this is intended"
+        )
+
+
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Put a model into evaluation mode and give every module its own flag back afterwards."""
+    """Put a model into evaluation mode and restore the flag of every module afterwards."""
     flags = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
@@ -229,9 +319,9 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 
 def shared_copy(module: M, owned: set[str]) -> M:
-    """A structural copy that owns its buffers and the parameters in ``owned``; other parameters are shared, frozen.
+    """Copy a module; the copy owns its buffers and the parameters in ``owned`` and shares all others, frozen.
 
-    The copy can be adapted and rearranged without the original noticing, at the memory cost of what it owns.
+    The copy can be adapted and rearranged without an effect on the original. It costs the memory of what it owns.
     """
     memo: dict[int, Any] = {}
     for name, parameter in module.named_parameters():
@@ -243,6 +333,6 @@ def shared_copy(module: M, owned: set[str]) -> M:
         return copy.deepcopy(module, memo)
     except (RuntimeError, TypeError) as error:
         raise ValueError(
-            f"this {type(module).__name__} cannot be copied: {str(error).splitlines()[0]}. Remove what hangs on it "
-            "besides its weights (old-style weight_norm, hooks with state) or pass a fresh instance"
+            f"this {type(module).__name__} cannot be copied: {str(error).splitlines()[0]}. Remove what is attached to "
+            "it besides its weights (old-style weight_norm, hooks with state) or pass a new instance"
         ) from error

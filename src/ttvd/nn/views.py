@@ -1,36 +1,36 @@
-"""Views of an image: its quarter turns, their joint labels and the aggregation of their predictions.
+"""Views of an image: rotations by quarter turns, their joint labels and the aggregation of their predictions.
 
 The layout is that of self-supervised label augmentation (SLA; Lee, Hwang and Shin, ICML 2020): a classifier
-has k * v outputs, column ``class * v + view``, and batches of views are view-major: block ``a`` holds all b
-images, turned by the a-th angle.
+has k * v outputs, in column ``class * v + view``, and batches of views are view-major: block ``a`` holds all b
+images, rotated by the a-th angle.
 """
 
 import torch
 from torch import Tensor, nn
 
-from ttvd.nn.split import count_classes
+from ttvd.nn.split import count_classes, unwrap_output
 
 TURNS = {1: (0,), 2: (0, 2), 4: (0, 1, 2, 3)}
-"""Quarter turns used for each number of views."""
+"""Quarter turns for each number of views."""
 
 
 def check_views(views: int) -> None:
     """Raise a ValueError unless ``views`` is 1, 2 or 4."""
     if views not in TURNS:
         raise ValueError(
-            f"views must be 1, 2 or 4 (turns by 0; 0, 180; 0, 90, 180, 270 degrees), got {views!r}"
+            f"views must be 1, 2 or 4 (rotations by 0; 0, 180; 0, 90, 180, 270 degrees), got {views!r}"
         )
 
 
 def rotate(x: Tensor, views: int) -> Tensor:
-    """Stack the turned copies of a batch of images.
+    """Stack the rotated copies of a batch of images.
 
     Args:
-        x: Images (b, c, h, w); square when views is 4, because a quarter turn swaps height and width.
-        views: 1, 2 or 4.
+        x: Images (b, c, h, w). They must be square for 4 views, because a quarter turn swaps height and width.
+        views: Number of views: 1, 2 or 4.
 
     Returns:
-        (v * b, c, h, w), view-major: block a is ``torch.rot90`` of the batch by the a-th angle.
+        Images (v * b, c, h, w), view-major: block a is ``torch.rot90`` of the batch by the a-th angle.
 
     Example:
         >>> x = torch.arange(4.0).reshape(1, 1, 2, 2)
@@ -49,14 +49,14 @@ def rotate(x: Tensor, views: int) -> Tensor:
 
 
 def join_labels(labels: Tensor, views: int) -> Tensor:
-    """Joint labels of class and view, in the order of :func:`rotate`.
+    """Return the joint labels of class and view, in the order of :func:`rotate`.
 
     Args:
         labels: Classes (b,).
-        views: 1, 2 or 4.
+        views: Number of views: 1, 2 or 4.
 
     Returns:
-        (v * b,): ``class * v + view``.
+        Joint labels (v * b,): ``class * v + view``.
 
     Example:
         >>> join_labels(torch.tensor([0, 2]), 2).tolist()
@@ -68,12 +68,12 @@ def join_labels(labels: Tensor, views: int) -> Tensor:
 
 
 def aggregate(logits: Tensor, views: int, head_views: int | None = None) -> Tensor:
-    """Mean over the views of the logits that belong to the view's own rotation (SLA's aggregation).
+    """Average, over the views, the logits that belong to each view's own rotation (SLA's aggregation).
 
     Args:
-        logits: (v * b, k * h), rows in the order of :func:`rotate`, columns class-major.
-        views: How many views the rows hold, v.
-        head_views: How many views the head knows, h; a multiple of v, the same as v unless given.
+        logits: Logits (v * b, k * h), rows in the order of :func:`rotate`, columns class-major.
+        views: Number of views in the rows, v.
+        head_views: Number of views that the head was trained on, h; a multiple of v, and v unless given.
 
     Returns:
         Class logits (b, k).
@@ -94,6 +94,44 @@ def aggregate(logits: Tensor, views: int, head_views: int | None = None) -> Tens
     return blocks[..., :: head // views].diagonal(dim1=0, dim2=3).mean(-1)
 
 
+def log_rotations(log_probs: Tensor, rotations: int) -> Tensor:
+    """Return the log-probabilities of the rotations, summed over the classes.
+
+    Args:
+        log_probs: Log-probabilities (v, b, k * rotations) of the joint labels, class-major.
+        rotations: Number of rotations that the head tells apart.
+
+    Returns:
+        Log-probabilities (v, b, rotations).
+
+    Example:
+        >>> uniform = torch.zeros(2, 1, 3 * 2).log_softmax(-1)  # two views, three classes, two rotations
+        >>> log_rotations(uniform, 2).exp().flatten()
+        tensor([0.5000, 0.5000, 0.5000, 0.5000])
+    """
+    found: Tensor = log_probs.unflatten(-1, (-1, rotations)).logsumexp(2)
+    return found
+
+
+def rotation_nll(log_probs: Tensor) -> Tensor:
+    """Return the negative log-probability of each view's own rotation.
+
+    The rotation of a view is known without labels, so this loss can be measured at test time.
+
+    Args:
+        log_probs: Log-probabilities (v, b, rotations) of :func:`log_rotations`; view a has the a-th rotation.
+
+    Returns:
+        Losses (b, v), unreduced.
+
+    Example:
+        >>> sure = torch.tensor([[[0.9, 0.1]], [[0.5, 0.5]]]).log()  # two views of one image
+        >>> rotation_nll(sure).exp()
+        tensor([[1.1111, 2.0000]])
+    """
+    return -log_probs.diagonal(dim1=0, dim2=2)
+
+
 def _check_head_views(views: int, head_views: int) -> None:
     check_views(views)
     check_views(head_views)
@@ -104,15 +142,15 @@ def _check_head_views(views: int, head_views: int) -> None:
 
 
 class AggregatedViews(nn.Module):
-    """A k-way classifier made of an SLA classifier with k * v outputs.
+    """A k-way classifier that averages the predictions of an SLA classifier with k * v outputs over its views.
 
-    These are the two controls that every comparison needs: ``views=1`` looks at the upright image alone and
-    reads the matching columns, ``views=4`` averages the four views.
+    A comparison with SLA needs two controls: ``views=1`` forwards the upright image alone and reads the matching
+    columns, ``views=4`` averages the four views.
 
     Args:
-        model: Maps images (b, c, h, w) to (b, k * head_views).
-        views: How many views are shown to the model.
-        head_views: How many views the model was trained on.
+        model: Classifier that maps images (b, c, h, w) to logits (b, k * head_views).
+        views: Number of views that are forwarded.
+        head_views: Number of views that the model was trained on.
 
     Example:
         >>> sla = nn.Sequential(nn.Flatten(), nn.Linear(4, 3 * 4))
@@ -133,5 +171,5 @@ class AggregatedViews(nn.Module):
         return count_classes(self.model) // self.head_views
 
     def forward(self, x: Tensor) -> Tensor:
-        """Class logits (b, k) of images (b, c, h, w)."""
-        return aggregate(self.model(rotate(x, self.views)), self.views, self.head_views)
+        """Return class logits (b, k) of images (b, c, h, w)."""
+        return aggregate(unwrap_output(self.model(rotate(x, self.views))), self.views, self.head_views)

@@ -1,7 +1,7 @@
-"""The little of torch.distributed that training and site estimation need.
+"""The part of torch.distributed that training and site estimation need.
 
-Gradients are summed by hand, in one buffer: the same code then runs alone and under torchrun, and the model
-stays the user's own object instead of a wrapper.
+Gradients are summed explicitly, in one buffer. So the same code runs in one process and under torchrun, and the model
+stays the user's own object without a wrapper.
 """
 
 import atexit
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class Group:
-    """This process among all: its rank and their number; alone, every exchange does nothing."""
+    """Rank of this process and number of processes. In a single process, every exchange does nothing."""
 
     rank: int = 0
     world: int = 1
@@ -28,7 +28,7 @@ class Group:
         return tensor
 
     def gather(self, value: int, device: torch.device) -> list[int]:
-        """The number that each process brings, in the order of their ranks."""
+        """Return the values of all processes in the order of their ranks."""
         values = torch.zeros(self.world, dtype=torch.int64, device=device)
         values[self.rank] = value
         return [int(found) for found in self.sum_(values).tolist()]
@@ -40,13 +40,13 @@ class Group:
             _exchange(gradients, self.sum_)
 
     def broadcast(self, model: nn.Module) -> None:
-        """Give every process the weights and buffers of rank 0."""
+        """Copy the weights and buffers of rank 0 to every process."""
         if self.world > 1:
             for tensor in (*model.parameters(), *model.buffers()):
                 _exchange([tensor], lambda flat: dist.broadcast(flat, 0))
 
     def average_buffers(self, model: nn.Module) -> None:
-        """Average the floating point buffers (running statistics), which each process saw for its share only."""
+        """Average the floating-point buffers (running statistics), which each process updated with its own share."""
         buffers = [buffer for buffer in model.buffers() if buffer.is_floating_point()]
         if self.world > 1 and buffers:
             _exchange(buffers, lambda flat: self.sum_(flat).div_(self.world))
@@ -61,7 +61,7 @@ def _exchange(tensors: list[Tensor], operation: Callable[[Tensor], object]) -> N
 
 
 def current_group() -> Group:
-    """The group of an initialised torch.distributed, else this process alone.
+    """Return the group of an initialised torch.distributed, else this process alone.
 
     Example:
         >>> current_group()
@@ -73,10 +73,10 @@ def current_group() -> Group:
 
 
 def join_group(device: torch.device) -> Group:
-    """Join the group that torchrun announces: gloo on the CPU, NCCL on GPUs.
+    """Join the group that torchrun announces, with gloo on the CPU and NCCL on GPUs.
 
-    It is left when the process ends and not before, because the meeting point of one launch serves only once.
-    A group that the caller has initialised is used as it is.
+    The process leaves the group when it ends and not before, because the rendezvous of one launch works only once. A
+    group that the caller has initialised is used as it is.
     """
     if _announced() > 1 and not dist.is_initialized():
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
@@ -85,7 +85,7 @@ def join_group(device: torch.device) -> Group:
 
 
 def _announced() -> int:
-    """How many processes the launcher says there are."""
+    """Return the number of processes that the launcher announces."""
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
@@ -95,7 +95,7 @@ def _leave_group() -> None:
 
 
 def local_device(model: nn.Module) -> torch.device:
-    """Where this process computes: the model's device, or its own GPU when torchrun started several."""
+    """Return the device of this process: the model's device, or its own GPU if torchrun started several processes."""
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     if device.type == "cuda" and _announced() > 1 and "LOCAL_RANK" in os.environ:
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))

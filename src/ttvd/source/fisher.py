@@ -11,35 +11,38 @@ from torch.utils.data import Dataset, IterableDataset, default_collate
 
 from ttvd.data.sets import ImageFolder, ImageSet
 from ttvd.nn.norms import Statistics, apply_statistics, select_parameters
-from ttvd.nn.split import shared_copy
-from ttvd.source.images import check_images, to_unit
+from ttvd.nn.split import check_input_shape, shared_copy, unwrap_output
+from ttvd.source.features import check_images, to_unit
 from ttvd.zoo.tensorfile import read_tensors, write_tensors
 
 KIND = "ttvd.fisher"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+_REMEDY = "estimate it again with ttvd.source.estimate_fisher"
 
 Images = Tensor | tuple[Tensor, Tensor] | ImageSet | ImageFolder | Dataset[Any] | Iterable[Any]
-"""Images; images and labels; a set of ours; a map-style dataset; any iterable of batches: with labels or without."""
+"""Images, a pair (images, labels), a set of this library, a map-style dataset, or an iterable of batches."""
 
 
 def estimate_fisher(
     model: nn.Module, images: Images, *, samples: int = 2000, batch_size: int = 64, seed: int = 0
 ) -> dict[str, Tensor]:
-    """Squared gradients of the loss at the model's own predictions, averaged over batches of source images.
+    """Average the squared gradients of the loss at the model's own predictions over batches of source images.
 
-    The gradient is that of the mean cross-entropy of a batch towards its most likely classes, by the affine parameters
-    of the norms; batch norms use the statistics of the batch, as they will at test time (Niu et al., ICML 2022).
+    The loss is the mean cross-entropy of a batch with its most likely classes as labels. The gradients are those of
+    the affine parameters of the norms. Batch norms use the statistics of the batch, as at test time (Niu et al., ICML
+    2022).
 
     Args:
-        model: The classifier, left as it is.
-        images: Unlabelled source images, uint8 or floating point in [0, 1], in one of the forms of ``Images``.
-            Labels, where there are some, are not used.
-        samples: How many images; 2000 in the paper. Of a tensor or dataset a random choice, of an iterable the first.
+        model: The classifier; it stays as it is.
+        images: Source images, uint8 or floating point in [0, 1], in one of the forms of ``Images``. Labels are not
+            used.
+        samples: Number of images; 2000 in the paper. They are a random choice from a tensor or dataset, and the first
+            ones of an iterable.
         batch_size: Images per batch, as large as at test time; an iterable keeps its own batches.
-        seed: Decides the choice and its order.
+        seed: Seed of the choice and its order.
 
     Returns:
-        A tensor for each parameter, by its name inside an adapter, on the device of the model.
+        A tensor for each parameter, by the parameter's name inside an adapter, on the device of the model.
 
     Example:
         >>> net = nn.Sequential(nn.BatchNorm2d(1), nn.Flatten(), nn.Linear(4, 2))
@@ -53,7 +56,7 @@ def estimate_fisher(
     parameters = {name: p for name, p in net.named_parameters() if p.requires_grad}
     sums = {name: torch.zeros_like(p, requires_grad=False) for name, p in parameters.items()}
     count = 0
-    for batch in _take(_choose(images, samples, batch_size, seed), samples):
+    for batch in _limit(_choose(images, samples, batch_size, seed), samples):
         gradients = _differentiate(net, list(parameters.values()), batch)
         for total, gradient in zip(sums.values(), gradients, strict=True):
             total += gradient.square()
@@ -64,17 +67,17 @@ def estimate_fisher(
 
 
 def save_fisher(path: str | os.PathLike[str], fisher: Mapping[str, Tensor]) -> None:
-    """Write what :func:`estimate_fisher` found as a safetensors file, atomically."""
+    """Write the result of :func:`estimate_fisher` as a safetensors file, atomically."""
     write_tensors(path, fisher, kind=KIND, version=FORMAT_VERSION)
 
 
 def load_fisher(path: str | os.PathLike[str]) -> dict[str, Tensor]:
-    """Read what :func:`save_fisher` wrote; a ValueError says what is wrong with any other file."""
-    return read_tensors(path, kind=KIND, version=FORMAT_VERSION)[0]
+    """Read a file that :func:`save_fisher` wrote; a ValueError says what is wrong with any other file."""
+    return read_tensors(path, kind=KIND, version=FORMAT_VERSION, remedy=_REMEDY)[0]
 
 
 def _choose(images: Images, samples: int, batch_size: int, seed: int) -> Iterator[Any]:
-    """Batches of a random choice where the images can be counted, else as they come."""
+    """Iterate over batches of a random choice if the images can be counted, else over the batches as they come."""
     labelled = isinstance(images, tuple) and len(images) == 2 and getattr(images[1], "ndim", 0) == 1
     data: Any = images[0] if labelled else images  # type: ignore[index]
     data = data.images if isinstance(data, ImageSet) else data
@@ -92,8 +95,8 @@ def _choose(images: Images, samples: int, batch_size: int, seed: int) -> Iterato
             yield default_collate([data[i] for i in rows.tolist()])
 
 
-def _take(batches: Iterable[Any], samples: int) -> Iterator[Tensor]:
-    """The first images of a stream of batches, in those batches; the last one may be cut short."""
+def _limit(batches: Iterable[Any], samples: int) -> Iterator[Tensor]:
+    """Iterate over batches up to a number of images; the last batch may be cut."""
     left = samples
     for batch in batches:
         images = batch if isinstance(batch, Tensor) else batch[0]
@@ -104,10 +107,11 @@ def _take(batches: Iterable[Any], samples: int) -> Iterator[Tensor]:
 
 
 def _differentiate(net: nn.Module, parameters: list[nn.Parameter], images: Tensor) -> tuple[Tensor, ...]:
-    """Gradients of the mean cross-entropy of a batch towards its most likely classes."""
+    """Return the gradients of the mean cross-entropy of a batch with its most likely classes as labels."""
     check_images(images)
+    check_input_shape(net, images.shape)
     like = parameters[0]
     with torch.enable_grad():
-        logits = net(to_unit(images.to(like.device)).to(like.dtype))
+        logits = unwrap_output(net(to_unit(images.to(like.device)).to(like.dtype)))
         loss = F.cross_entropy(logits, logits.detach().argmax(1))
         return torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True)

@@ -1,26 +1,33 @@
-"""Estimation of sites: one pass over source data, class means per view, summed in float64."""
+"""Estimation of sites: class means of features per view, in one pass over source data, summed in float64."""
 
 from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor, nn
 
-from ttvd.nn.split import split
+from ttvd.nn.fingerprint import fingerprint
+from ttvd.nn.split import SplitModel, split
 from ttvd.nn.views import TURNS, check_views
 from ttvd.source.distributed import Group, join_group, local_device
-from ttvd.source.features import Data, find_labels, iterate_batches, stream_features
-from ttvd.source.images import check_labels
-from ttvd.zoo.sites import Sites, fingerprint
+from ttvd.source.features import (
+    Data,
+    check_labels,
+    choose_fraction,
+    find_labels,
+    iterate_batches,
+    stream_features,
+)
+from ttvd.zoo.sites import Sites
 
 
 class SiteAccumulator:
-    """Running sums of features per class and view; two of them can be merged.
+    """Running sums of features per class and view. Two accumulators can be merged.
 
     Args:
         num_classes: Number of classes, k.
         views: Number of views, v.
         dim: Dimension of the features, d.
-        device: Where the sums live.
+        device: Device of the sums.
 
     Example:
         >>> sums = SiteAccumulator(num_classes=2, views=1, dim=1)
@@ -42,7 +49,7 @@ class SiteAccumulator:
         self.counts += torch.bincount(labels.to(self.counts.device), minlength=len(self.counts))[:, None]
 
     def merge(self, other: "SiteAccumulator") -> None:
-        """Add what another accumulator has seen."""
+        """Add the sums of another accumulator."""
         if self.sums.shape != other.sums.shape:
             raise ValueError(
                 f"cannot merge sums of shape {tuple(other.sums.shape)} into {tuple(self.sums.shape)}"
@@ -51,12 +58,16 @@ class SiteAccumulator:
         self.counts += other.counts.to(self.counts.device)
 
     def reduce(self, group: Group) -> None:
-        """Add up the accumulators of all processes, in every one of them."""
+        """Sum the accumulators of all processes; every process gets the result."""
         group.sum_(self.sums)
         group.sum_(self.counts)
 
+    def keep_classes(self, num_classes: int) -> None:
+        """Drop all classes but the first ``num_classes``."""
+        self.sums, self.counts = self.sums[:num_classes], self.counts[:num_classes]
+
     def means(self) -> Tensor:
-        """Class means (k, v, d) in float64; a ValueError names the classes without samples."""
+        """Return class means (k, v, d) in float64; a ValueError names the classes without samples."""
         if empty := (self.counts == 0).any(1).nonzero().flatten().tolist():
             shown = ", ".join(map(str, empty[:10])) + (", ..." if len(empty) > 10 else "")
             raise ValueError(
@@ -64,29 +75,6 @@ class SiteAccumulator:
                 "samples has no site; use more data, a larger fraction, or the right num_classes"
             )
         return self.sums / self.counts[..., None]
-
-
-def choose_fraction(labels: Tensor, fraction: float, seed: int) -> Tensor:
-    """Sorted numbers of a seeded random share of the images, the same share of every class.
-
-    Of n images of a class it takes ``round(fraction * n)``, but at least one.
-
-    Example:
-        >>> len(choose_fraction(torch.arange(40) % 4, 0.1, seed=0))
-        4
-    """
-    if not 0 < fraction <= 1:
-        raise ValueError(f"fraction must be in (0, 1], got {fraction}")
-    if fraction == 1.0:
-        return torch.arange(len(labels))
-    labels = labels.cpu()
-    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
-    by_class = order[
-        labels[order].argsort(stable=True)
-    ]  # the classes one after another, each in random order
-    sizes = labels.unique(return_counts=True)[1].tolist()
-    kept = [rows[: max(1, round(fraction * len(rows)))] for rows in by_class.split(sizes)]
-    return torch.cat(kept).sort().values
 
 
 def estimate_sites(
@@ -100,68 +88,69 @@ def estimate_sites(
     batch_size: int = 256,
     progress: Callable[[int], None] | None = None,
 ) -> Sites:
-    """Class means of the features, per class and view, in one pass in evaluation mode.
+    """Estimate the class means of the features, per class and view, in one pass in evaluation mode.
 
-    Under torchrun whole batches are dealt to the processes and the sums are added, so that every process
-    returns the sites that one alone would have found.
+    Under torchrun, whole batches are distributed over the processes and the sums are added, so every process
+    returns the sites that a single process would have found.
 
     Args:
-        model: A ``SplitModel``, or any classifier that :func:`ttvd.nn.split` understands.
-        data: Tensors ``(images, labels)``, a map-style dataset, or an iterable of batches; images are uint8 or
-            floating point in [0, 1]. Give images as the model sees them in use, without augmentation.
-        num_classes: Found from the labels unless given, and then the head must have an output for each class, or
-            for each class and turn; an iterable needs it.
-        views: How many turns of each image get a site: 1, 2 or 4.
-        fraction: Share of every class to use (the paper used 10 % and 1 % of ImageNet); 1 for an iterable.
-        seed: Decides which images a fraction takes.
-        batch_size: Images per forward pass; each is shown ``views`` times.
-        progress: Called with the number of images done so far in this process.
+        model: A ``SplitModel``, or a classifier that :func:`ttvd.nn.split.split` understands.
+        data: A pair ``(images, labels)`` of tensors, a map-style dataset, or an iterable of batches such as a
+            ``DataLoader``. Images are uint8 or floating point in [0, 1], as the model sees them in use, without
+            augmentation.
+        num_classes: Number of classes. Unless given, it is found from the head: a head of n outputs has n classes. It
+            has n / 4 classes with four rotations (or n / 2 with two) if the card of its checkpoint or the labels say
+            so: the labels must then be those of exactly n / 4 classes.
+        views: Number of rotations of each image that get a site: 1, 2 or 4.
+        fraction: Fraction of every class to use (the paper uses 10 % and 1 % of ImageNet); must be 1 for an iterable.
+        seed: Seed of the choice of images.
+        batch_size: Images per forward pass; each is forwarded ``views`` times.
+        progress: Called with the number of images that this process has finished.
+
+    Raises:
+        ValueError: The labels do not fit the outputs of the head, or a class has no samples.
 
     Example:
         >>> net = nn.Sequential(nn.Flatten(), nn.Linear(4, 3 * 4))
-        >>> sites = estimate_sites(net, (torch.rand(9, 1, 2, 2), torch.arange(9) % 3))
-        >>> tuple(sites.means.shape)
-        (3, 4, 4)
+        >>> estimate_sites(net, (torch.rand(9, 1, 2, 2), torch.arange(9) % 3)).means.shape
+        torch.Size([3, 4, 4])
     """
     check_views(views)
-    known = num_classes is not None
-    num_classes, indices = _choose(data, num_classes, fraction, seed)
-    if not known:
-        _check_head(split(model).linear.out_features, num_classes)
+    parts = split(model)
+    labels, indices = find_labels(data), None
+    if labels is not None:
+        check_labels(labels, num_classes)
+        num_classes = num_classes or _infer_classes(int(labels.max()) + 1, parts)
+        indices = choose_fraction(labels, fraction, seed)
+    elif fraction != 1.0:
+        raise ValueError("an iterable of batches needs fraction=1, because its labels are not known ahead")
     device = local_device(model)
     group = join_group(device)
     batches = iterate_batches(data, batch_size, indices=indices, group=group)
-    sums = _sum_features(stream_features(model, batches, views, num_classes), num_classes, progress)
-    sums = _reduce(sums, (num_classes, views), group, device)
+    rows = num_classes or parts.linear.out_features  # there are no more classes than outputs
+    sums = _sum_features(stream_features(model, batches, views, rows), rows, progress)
+    sums = _reduce(sums, (rows, views), group, device)
+    if num_classes is None:
+        sums.keep_classes(_infer_classes(int(sums.counts[:, 0].nonzero().max()) + 1, parts))
     return Sites(sums.means().cpu(), sums.counts.cpu(), fingerprint(model), fraction)
 
 
-def _choose(data: Data, num_classes: int | None, fraction: float, seed: int) -> tuple[int, Tensor | None]:
-    """The number of classes, and which images to use (None for the whole of a stream)."""
-    labels = find_labels(data)
-    if labels is not None:
-        check_labels(labels, num_classes)
-        return num_classes or int(labels.max()) + 1, choose_fraction(labels, fraction, seed)
-    if num_classes is None or fraction != 1.0:
+def _infer_classes(labelled: int, parts: SplitModel) -> int:
+    """Return the number of classes if labels from 0 to ``labelled - 1`` fit the head, else raise a ValueError."""
+    outputs, told = parts.linear.out_features, getattr(parts.model, "head_views", None)  # told by the card
+    if outputs not in [labelled * views for views in (TURNS if told is None else [told])]:
         raise ValueError(
-            "an iterable of batches needs num_classes and fraction=1: its labels are not known ahead"
+            f"the labels show {labelled} classes and the model's head has {outputs} outputs. Labels must be the "
+            "numbers of its outputs, and every class needs samples: use data of all classes. If there are no more "
+            f"classes than that, write ttvd.estimate_sites(model, data, num_classes={labelled})"
         )
-    return num_classes, None
-
-
-def _check_head(outputs: int, num_classes: int) -> None:
-    """Refuse data whose labels cannot be the outputs of the head: those of a part of the classes are counted anew."""
-    if outputs not in [num_classes * views for views in TURNS]:
-        raise ValueError(
-            f"the labels show {num_classes} classes and the model's head has {outputs} outputs: labels must be the "
-            "numbers of its outputs, and every class needs a folder, or samples; num_classes=... says otherwise"
-        )
+    return labelled
 
 
 def _sum_features(
     stream: Iterable[tuple[Tensor, Tensor]], num_classes: int, progress: Callable[[int], None] | None
 ) -> SiteAccumulator | None:
-    """The sums of this process; None when no batch came its way."""
+    """Return the sums of this process; None if it got no batch."""
     sums, done = None, 0
     for z, labels in stream:
         sums = sums or SiteAccumulator(num_classes, z.shape[0], z.shape[-1], z.device)
@@ -175,7 +164,7 @@ def _sum_features(
 def _reduce(
     sums: SiteAccumulator | None, shape: tuple[int, int], group: Group, device: torch.device
 ) -> SiteAccumulator:
-    """The sums over all processes, also in one that had no batch and so does not know the dimension."""
+    """Return the sums over all processes, also in a process that got no batch and does not know the dimension."""
     dim = max(group.gather(0 if sums is None else sums.sums.shape[-1], device))
     if dim == 0:
         raise ValueError("there are no images to estimate sites from")

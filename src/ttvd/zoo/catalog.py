@@ -1,9 +1,10 @@
-"""The checkpoints that come with the package."""
+"""Source models by name: shipped checkpoints, checkpoint files, and functions of the user's own code."""
 
 import difflib
 import os
+import sys
 from dataclasses import dataclass, replace
-from importlib import resources
+from importlib import import_module, resources
 from pathlib import Path
 
 from torch import nn
@@ -20,22 +21,31 @@ _UPRIGHT = "-upright"
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """A trained model, its sites where there are some, and the card that says where it comes from, likewise."""
+    """A trained model with its sites and its card.
+
+    Attributes:
+        model: The model, in evaluation mode.
+        sites: The sites of the model; None if there are none.
+        card: The description of the checkpoint; None if the model does not come from one.
+    """
 
     model: nn.Module
     sites: Sites | None = None
     card: Card | None = None
 
+    def __repr__(self) -> str:
+        return f"Source(model={type(self.model).__name__}, sites={self.sites!r}, card={self.card!r})"
+
 
 def checkpoint_folder(folder: str | os.PathLike[str] | None) -> Path:
-    """Where checkpoints are looked for: the package's own folder unless another is given."""
+    """Return the folder that checkpoints are loaded from: the given one, else the package's own."""
     if folder is not None:
         return Path(folder)
     return Path(str(resources.files("ttvd.zoo") / "checkpoints"))
 
 
 def sites_path(folder: str | os.PathLike[str], name: str, fraction: float = 1.0) -> Path:
-    """Where the sites of a checkpoint lie, estimated from all source data or from a share of them.
+    """Return the path of the sites that were estimated from a fraction of the source data.
 
     Example:
         >>> sites_path("models", "net").name, sites_path("models", "net", 0.05).name
@@ -46,10 +56,10 @@ def sites_path(folder: str | os.PathLike[str], name: str, fraction: float = 1.0)
 
 
 def available(folder: str | os.PathLike[str] | None = None) -> list[str]:
-    """Names of the checkpoints in a folder, the package's own unless given.
+    """List the names of the checkpoints in a folder; the package's own folder unless given.
 
     Example:
-        >>> isinstance(available(), list)
+        >>> "digits-sla" in available()
         True
     """
     files = sorted(checkpoint_folder(folder).glob("*.safetensors"))
@@ -57,17 +67,18 @@ def available(folder: str | os.PathLike[str] | None = None) -> list[str]:
 
 
 def load(name: str, folder: str | os.PathLike[str] | None = None, *, fraction: float = 1.0) -> Source:
-    """Load a checkpoint by name, and its sites from ``<name>.sites.safetensors`` beside it.
+    """Load a checkpoint by name, with the sites in ``<name>.sites.safetensors`` beside it.
 
     Args:
-        name: One of :func:`available`. With ``+anchored`` behind it the model computes the same, by norms that store
-            the anchors of the sites (``ttvd.nn.anchors``): for methods that replace statistics and know no sites.
-            Those are anchors of all views together; ``+anchored-upright`` is for methods that look at upright images.
-        folder: Where to look; the package's own checkpoints unless given.
-        fraction: Share of the source data that the sites were estimated from; some checkpoints come with several.
+        name: One of :func:`available`. The suffix ``+anchored`` gives a model that computes the same function with
+            norms that store the anchors of the sites (see ``ttvd.nn.anchors``). Methods that replace the statistics
+            of norms and use no sites need it. These anchors belong to all views together;
+            ``+anchored-upright`` gives the anchors of upright images.
+        folder: Folder of the checkpoints; the package's own unless given.
+        fraction: Fraction of the source data that the sites were estimated from. Some checkpoints have several.
 
     Raises:
-        ValueError: No checkpoint has this name (the nearest names are given), or a file is damaged.
+        ValueError: No checkpoint has this name (the message lists the nearest names), or a file is damaged.
     """
     base, anchored, kind = name.partition(_ANCHORED)
     if anchored and kind in ("", _UPRIGHT):
@@ -79,20 +90,106 @@ def load(name: str, folder: str | os.PathLike[str] | None = None, *, fraction: f
         raise ValueError(f"no checkpoint is called {name!r}; {hint}")
     path = checkpoint_folder(folder) / f"{name}.safetensors"
     model, card = load_checkpoint(path)
-    beside = sites_path(path.parent, name, fraction)
-    sites = Sites.load(beside) if beside.is_file() else None
-    if sites is not None:
-        sites.check(model)
-    return Source(model, sites, card)
+    return Source(model, _load_sites(sites_path(path.parent, name, fraction), model), card)
+
+
+def load_source(
+    model: str, weights: Path | None = None, sites: Path | None = None, folder: Path | None = None
+) -> Source:
+    """Load a model and its sites by the name that a command or a recipe gives.
+
+    Args:
+        model: Name of a checkpoint, path of a checkpoint (``.safetensors`` with its card beside it), or
+            ``package.module:function``, a function without arguments that returns the model.
+        weights: Path of safetensors weights for a model that a function returns.
+        sites: Path of the sites; those beside the checkpoint unless given.
+        folder: Folder of the checkpoints, and of the sites ``function.sites.safetensors`` of a function's model; the
+            package's own folder unless given.
+    """
+    if _is_function(model):
+        built = _call_function(model, weights)
+        beside = None if folder is None else sites_path(folder, model.rpartition(":")[2])
+        source = Source(built, _load_sites(beside, built))
+    elif weights is not None:
+        raise ValueError("weights go with package.module:function; a checkpoint or a name has its own")
+    elif model.endswith(".safetensors"):
+        path = Path(model)
+        if not path.is_file():
+            raise FileNotFoundError(f"no checkpoint at {path}")
+        source = load(path.stem, path.parent)
+    else:
+        source = load(model, folder)
+    if sites is None:
+        return source
+    found = Sites.load(sites)
+    found.check(source.model)
+    return replace(source, sites=found)
+
+
+def find_sites(model: str, fraction: float, folder: Path | None = None) -> Sites | None:
+    """Load the sites of a model that were estimated from a fraction of its source data.
+
+    Args:
+        model: Name of the model, as in :func:`load_source`. Anchored models have no site files of their own.
+        fraction: Fraction of the source data.
+        folder: Folder of the checkpoints, as in :func:`load_source`.
+
+    Returns:
+        The sites, or None if there is no such file.
+    """
+    if _is_function(model):
+        path = None if folder is None else sites_path(folder, model.rpartition(":")[2], fraction)
+    elif model.endswith(".safetensors"):
+        path = sites_path(Path(model).parent, Path(model).stem, fraction)
+    else:
+        path = sites_path(checkpoint_folder(folder), model, fraction)
+    return Sites.load(path) if path is not None and path.is_file() else None
+
+
+def _load_sites(path: Path | None, model: nn.Module) -> Sites | None:
+    """Load the sites of a model; None if the file does not exist."""
+    if path is None or not path.is_file():
+        return None
+    sites = Sites.load(path)
+    sites.check(model)
+    return sites
 
 
 def _anchor(source: Source, name: str, upright: bool) -> Source:
+    """Let the norms of a source model store the anchors of its sites."""
     sites = source.sites
     anchors = None if sites is None else sites.anchors.get(1 if upright else sites.views)
     if sites is None or anchors is None:
         raise ValueError(
-            f"{name!r}: this checkpoint has no sites with anchors; ttvd.calibrate measures them, where the model has "
-            "batch norms with an affine part and statistics of their own"
+            f"{name!r}: this checkpoint has no sites with anchors; ttvd.calibrate measures them if the model has batch "
+            "norms with affine parameters and running statistics"
         )
     anchor_norms(source.model, anchors)
-    return Source(source.model, replace(sites, fingerprint=fingerprint(source.model)), source.card)
+    return replace(source, sites=replace(sites, fingerprint=fingerprint(source.model)))
+
+
+def _is_function(model: str) -> bool:
+    return ":" in model and not Path(model).exists()
+
+
+def _call_function(spec: str, weights: Path | None) -> nn.Module:
+    """Build the model of ``package.module:function`` and load its weights."""
+    module, _, function = spec.partition(":")
+    if (here := os.getcwd()) not in sys.path:
+        sys.path.insert(0, here)  # as `python -m` does
+    try:
+        make = getattr(import_module(module), function)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"cannot find {function!r} in {module!r}: {error}") from error
+    model = make()
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"{spec} must return an nn.Module, got {type(model).__name__}")
+    if weights is not None:
+        from safetensors import SafetensorError
+        from safetensors.torch import load_file
+
+        try:
+            model.load_state_dict(load_file(weights))
+        except (SafetensorError, RuntimeError) as error:
+            raise ValueError(f"{weights} does not fit {spec}: {error}") from error
+    return model.eval()

@@ -1,6 +1,6 @@
-"""Checkpoints: weights in safetensors, and beside them a card in JSON that says how to rebuild the model.
+"""Checkpoints: weights in a safetensors file, and a card in JSON beside it that says how to rebuild the model.
 
-The card names an architecture of this library and its arguments, so that loading never runs code from a file.
+The card names an architecture of this library and its arguments, so loading a checkpoint never runs code from a file.
 """
 
 import json
@@ -11,16 +11,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ttvd.nn.fingerprint import fingerprint
 from ttvd.nn.resnet import ResNet, resnet26
 from ttvd.nn.resnet_imagenet import resnet18, resnet50
 from ttvd.nn.rotation import RotationNet
-from ttvd.zoo.tensorfile import read_tensors, write_bytes, write_tensors
+from ttvd.zoo.tensorfile import check_format, read_tensors, write_bytes, write_tensors
 
 KIND = "ttvd.checkpoint"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+_REMEDY = (
+    "read its weights with safetensors.torch.load_file, load them into the model and write the checkpoint again with "
+    "ttvd.zoo.checkpoint.save_checkpoint"
+)
 
 ARCHITECTURES: dict[str, Callable[..., nn.Module]] = {
     "resnet": ResNet,
@@ -32,20 +36,22 @@ ARCHITECTURES: dict[str, Callable[..., nn.Module]] = {
 
 @dataclass(frozen=True)
 class Card:
-    """What a checkpoint is and where it comes from.
+    """Description of a checkpoint: architecture, training and accuracy.
 
     Args:
-        architecture: A name in ``ARCHITECTURES``.
-        arguments: Keyword arguments of the architecture, as JSON can hold them.
-        head_views: Views that the head tells apart: 1 for a plain classifier, 4 for an SLA classifier.
+        architecture: Name of the architecture, one of ``ARCHITECTURES``.
+        arguments: Keyword arguments of the architecture; JSON must be able to hold them.
+        head_views: Number of rotations that the head tells apart: 1 for a plain classifier, 4 for a classifier
+            trained with self-supervised label augmentation (SLA).
         rotation_head: Whether a rotation head was trained beside the classifier.
-        data: What it was trained on.
-        recipe: How it was trained (``dataclasses.asdict`` of a ``ttvd.source.Recipe``).
+        data: Description of the training data.
+        training: Training settings (``dataclasses.asdict`` of a ``ttvd.source.TrainingConfig``).
         seed: Seed of the training.
         accuracy_one_view: Clean accuracy in [0, 1] on the upright image.
-        accuracy_four_views: Clean accuracy with the four views aggregated, for an SLA classifier.
-        held_out_one_view: As ``accuracy_one_view``, on held-out training images: what recipes are compared by.
-        held_out_four_views: As ``accuracy_four_views``, on the same.
+        accuracy_four_views: Clean accuracy of the four aggregated views, for an SLA classifier.
+        held_out_one_view: Like ``accuracy_one_view``, on held-out training images. Choices are compared by it.
+        held_out_four_views: Like ``accuracy_four_views``, on the same images.
+        input_shape: Channels, height and width of the images that the model was trained on; None if unknown.
 
     Example:
         >>> card = Card("resnet26", {"num_classes": 40}, head_views=4, data="CIFAR-10, 50,000 images")
@@ -58,16 +64,30 @@ class Card:
     head_views: int = 1
     rotation_head: bool = False
     data: str = ""
-    recipe: Mapping[str, Any] = field(default_factory=dict)
+    training: Mapping[str, Any] = field(default_factory=dict)
     seed: int | None = None
     accuracy_one_view: float | None = None
     accuracy_four_views: float | None = None
     held_out_one_view: float | None = None
     held_out_four_views: float | None = None
+    input_shape: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if self.input_shape is None:
+            return
+        shape = tuple(self.input_shape)  # JSON has lists for tuples
+        if len(shape) != 3 or not all(isinstance(size, int) and size > 0 for size in shape):
+            raise ValueError(f"input_shape must be (channels, height, width), got {self.input_shape!r}")
+        object.__setattr__(self, "input_shape", shape)
 
 
 def build_model(card: Card) -> nn.Module:
-    """The model that a card describes, with fresh weights; the global generator is left as it was."""
+    """Build the model that a card describes, with fresh weights.
+
+    The model gets the attributes ``trained_input_shape`` and ``head_views`` of the card, which
+    :func:`ttvd.nn.split.check_input_shape` and ``ttvd.estimate_sites`` read. The global random generator stays as
+    it was.
+    """
     if card.architecture not in ARCHITECTURES:
         known = ", ".join(sorted(ARCHITECTURES))
         raise ValueError(f"unknown architecture {card.architecture!r}; this ttvd can build: {known}")
@@ -76,15 +96,19 @@ def build_model(card: Card) -> nn.Module:
             model = ARCHITECTURES[card.architecture](**card.arguments)
         except TypeError as error:
             raise ValueError(f"cannot build {card.architecture!r} from the card: {error}") from error
-        if not card.rotation_head:
-            return model
-        if not isinstance(model, ResNet):
-            raise ValueError(f"a rotation head needs a ResNet for small images, not {card.architecture!r}")
-        return RotationNet(model)
+        if card.rotation_head:
+            if not isinstance(model, ResNet):
+                raise ValueError(
+                    f"a rotation head needs a ResNet for small images, not {card.architecture!r}"
+                )
+            model = RotationNet(model)
+    model.trained_input_shape = card.input_shape  # type: ignore[assignment]  # a plain attribute, not a module
+    model.head_views = card.head_views  # type: ignore[assignment]
+    return model
 
 
 def card_path(path: str | os.PathLike[str]) -> Path:
-    """Where the card of the checkpoint at ``path`` lies.
+    """Return the path of the card that belongs to the checkpoint at ``path``.
 
     Example:
         >>> card_path("digits.safetensors").name
@@ -94,30 +118,30 @@ def card_path(path: str | os.PathLike[str]) -> Path:
 
 
 def save_checkpoint(path: str | os.PathLike[str], model: nn.Module, card: Card) -> None:
-    """Write weights and card, each atomically; a card that does not describe the model is refused.
+    """Write weights and card, each atomically. A card that does not describe the model is refused.
 
     Args:
-        path: Name of the weights, ending in ``.safetensors``; the card goes beside it.
+        path: Path of the weights, ending in ``.safetensors``; the card goes beside it.
         model: The trained model.
-        card: Its description.
+        card: Description of the model.
     """
     if Path(path).suffix != ".safetensors":
         raise ValueError(f"a checkpoint's name must end in .safetensors, got {path}")
     _load_weights(build_model(card), model.state_dict(), f"the card's {card.architecture!r}")
-    document = {"kind": KIND, "version": FORMAT_VERSION, "fingerprint": fingerprint(model), **asdict(card)}
+    document = {"kind": KIND, "format": FORMAT_VERSION, "fingerprint": fingerprint(model), **asdict(card)}
     text = json.dumps(document, indent=2, allow_nan=False) + "\n"
     write_tensors(path, model.state_dict(), kind=KIND, version=FORMAT_VERSION)
     write_bytes(card_path(path), text.encode())
 
 
 def load_checkpoint(path: str | os.PathLike[str]) -> tuple[nn.Module, Card]:
-    """Rebuild a model, in evaluation mode, and its card.
+    """Load a model, in evaluation mode, and its card.
 
     Raises:
         FileNotFoundError: The weights or the card are missing.
-        ValueError: One of them is damaged, of another kind or version, or they do not belong together.
+        ValueError: One of them is damaged, of another kind or format, or they do not belong together.
     """
-    weights, _ = read_tensors(path, kind=KIND, version=FORMAT_VERSION)
+    weights, _ = read_tensors(path, kind=KIND, version=FORMAT_VERSION, remedy=_REMEDY)
     card, expected = _read_card(card_path(path))
     model = build_model(card)
     _load_weights(model, weights, str(path))
@@ -126,7 +150,7 @@ def load_checkpoint(path: str | os.PathLike[str]) -> tuple[nn.Module, Card]:
     return model.eval(), card
 
 
-def _load_weights(model: nn.Module, weights: Mapping[str, Any], name: str) -> None:
+def _load_weights(model: nn.Module, weights: Mapping[str, Tensor], name: str) -> None:
     try:
         model.load_state_dict(weights)
     except RuntimeError as error:
@@ -134,6 +158,7 @@ def _load_weights(model: nn.Module, weights: Mapping[str, Any], name: str) -> No
 
 
 def _read_card(path: Path) -> tuple[Card, str]:
+    """Read a card and the fingerprint of the weights that it describes."""
     if not path.is_file():
         raise FileNotFoundError(
             f"no card at {path}; a checkpoint is a .safetensors file and a .json beside it"
@@ -144,14 +169,10 @@ def _read_card(path: Path) -> tuple[Card, str]:
         raise ValueError(f"{path} is not readable JSON ({error})") from error
     if not isinstance(document, dict) or document.get("kind") != KIND:
         raise ValueError(f"{path} is not the card of a {KIND}")
-    version = document.get("version")
-    if not isinstance(version, int) or version > FORMAT_VERSION:
-        raise ValueError(
-            f"{path} has version {version!r}, this ttvd reads up to {FORMAT_VERSION}; upgrade ttvd"
-        )
+    check_format(path, KIND, document.get("format"), FORMAT_VERSION, _REMEDY)
     known = {item.name for item in fields(Card)}
     try:
         card = Card(**{key: value for key, value in document.items() if key in known})
         return card, str(document["fingerprint"])
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{path} is not a complete card: {error}") from error

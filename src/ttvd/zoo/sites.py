@@ -1,4 +1,4 @@
-"""Sites: the class means of the source features, per view, and the model they belong to."""
+"""Sites: class means of source features per view, with what calibration measured, and the model they belong to."""
 
 import json
 import math
@@ -19,13 +19,16 @@ if TYPE_CHECKING:
     from ttvd.geometry import Diagram
 
 KIND = "ttvd.sites"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+_REMEDY = "estimate the sites again with ttvd.estimate_sites and ttvd.calibrate"
 STRUCTURES = ("vd", "civd", "pd", "cipd")
 """The diagrams of the paper: Voronoi, cluster-induced Voronoi, power, cluster-induced power."""
 
 
 def temperature_key(structure: str, gamma: float | None = None) -> str:
-    """Name of a temperature: ``vd`` and ``pd`` have no exponent, ``civd@g`` and ``cipd@g`` do.
+    """Return the name under which the temperature of a structure is stored.
+
+    ``vd`` and ``pd`` have no exponent; ``civd@g`` and ``cipd@g`` have the exponent g.
 
     Example:
         >>> temperature_key("civd", -0.8), temperature_key("pd")
@@ -42,23 +45,27 @@ def temperature_key(structure: str, gamma: float | None = None) -> str:
 
 @dataclass(frozen=True, eq=False)
 class Sites:
-    """Class means per view, how many images they stand on, and which model made the features.
+    """Class means of source features per view, and the model that computed the features.
+
+    ``ttvd.estimate_sites`` makes them; ``ttvd.calibrate`` adds temperatures, anchors and the rotation loss.
 
     Args:
-        means: (k, v, d) float64.
-        counts: (k, v) int64, all positive.
-        fingerprint: :func:`fingerprint` of the model.
-        fraction: Share of the source data that was used, in (0, 1].
+        means: Class means (k, v, d), float64.
+        counts: Number of images behind each mean (k, v), int64, all positive.
+        fingerprint: :func:`~ttvd.nn.fingerprint.fingerprint` of the model.
+        fraction: Fraction of the source data that was used, in (0, 1].
         temperatures: Softmax temperatures fitted on held-out source data, by :func:`temperature_key`.
-        anchors: What held-out source data show to the norms of the model, by the number of views that are forwarded
-            together: 1 and v. Nothing where nobody has measured it.
-        rotation_loss: Mean of -log p(rotation a) of the views a of held-out source data; None for a head that does not
-            tell rotations apart, and where nobody has measured it.
+        anchors: Input moments of the model's norms on held-out source data, by the number of views that are
+            forwarded together: 1 and v. Empty before calibration.
+        rotation_loss: Mean of -log p(rotation a) over the views a of held-out source data. None before calibration
+            and for a head that does not tell rotations apart.
 
     Example:
         >>> sites = Sites(torch.eye(3).double()[:, None], torch.ones(3, 1).long(), "abc")
         >>> sites.num_classes, sites.views, sites.dim
         (3, 1, 3)
+        >>> sites
+        Sites(classes=3, views=1, dim=3, fraction=1, temperatures=[], anchors=[], rotation_loss=None)
     """
 
     means: Tensor
@@ -89,6 +96,13 @@ class Sites:
         if loss is not None and not (type(loss) in (float, int) and 0 <= loss < math.inf):
             raise ValueError(f"rotation_loss must be a number, finite and at least 0, got {loss!r}")
 
+    def __repr__(self) -> str:
+        return (
+            f"Sites(classes={self.num_classes}, views={self.views}, dim={self.dim}, fraction={self.fraction:g}, "
+            f"temperatures=[{', '.join(self.temperatures)}], anchors={sorted(self.anchors)}, "
+            f"rotation_loss={self.rotation_loss})"
+        )
+
     @property
     def num_classes(self) -> int:
         """Number of classes, k."""
@@ -105,11 +119,11 @@ class Sites:
         return self.means.shape[2]
 
     def diagram(self, views: int | None = None) -> "Diagram":
-        """The Voronoi diagram of the sites in float32: plain for one view, cluster-induced for several.
+        """Return the Voronoi diagram of the sites in float32: plain for one view, cluster-induced for several.
 
         Args:
-            views: How many views to use, a divisor of what there is (the first ones by angle: one is the
-                upright view, two are 0 and 180 degrees); all of them unless given.
+            views: Number of views to use, a divisor of the number of views of the sites: 1 is the upright view, 2
+                are 0 and 180 degrees. All views unless given.
         """
         from ttvd.geometry import Diagram
 
@@ -120,27 +134,36 @@ class Sites:
         return Diagram.from_means(means[:, 0] if count == 1 else means)
 
     def temperature(self, structure: str, gamma: float | None = None) -> float:
-        """The fitted temperature of a structure; a ValueError says how to calibrate when there is none."""
+        """Return the fitted temperature of a structure.
+
+        Raises:
+            ValueError: The sites are not calibrated for it; the message says how to do that.
+        """
         key = temperature_key(structure, gamma)
         if key not in self.temperatures:
             known = ", ".join(sorted(self.temperatures)) or "none"
+            if self.temperatures:
+                more = "" if gamma is None else f", gammas=({gamma:g},)"
+                call = f"ttvd.calibrate(model, sites, held_out, structures=({structure!r},){more})"
+            else:
+                call = "ttvd.calibrate(model, sites, held_out)"
             raise ValueError(
-                f"the sites hold no temperature {key!r} (they hold: {known}); fit it on held-out source data "
-                f"with ttvd.source.calibrate(model, sites, data, structures=({structure!r},)"
-                f"{'' if gamma is None else f', gammas=({gamma:g},)'}), or give tau yourself"
+                f"the sites hold no temperature {key!r} (they hold: {known}). Distances to the sites become "
+                "probabilities by a softmax, and its temperature must be fitted on labelled source images that the "
+                f"model was not trained on. Write sites = {call} after ttvd.estimate_sites, or pass tau=..."
             )
         return self.temperatures[key]
 
     def with_temperatures(self, temperatures: Mapping[str, float]) -> "Sites":
-        """A copy with these temperatures added."""
+        """Return a copy with these temperatures added."""
         return replace(self, temperatures={**self.temperatures, **temperatures})
 
     def check(self, model: nn.Module) -> None:
-        """Refuse, with the reason, a model that these sites were not estimated with.
+        """Raise a ValueError unless these sites were estimated with this model.
 
         Args:
-            model: The model whose features will be compared with the sites; of a ``SplitModel``
-                the sizes are compared first, for a clearer reason.
+            model: The model whose features will be compared with the sites. The sizes of a ``SplitModel`` are
+                compared first, for a clearer message.
         """
         if isinstance(model, SplitModel):
             linear = model.linear
@@ -157,11 +180,11 @@ class Sites:
         if found != self.fingerprint:
             raise ValueError(
                 f"the sites belong to a model of fingerprint {self.fingerprint}, this model's is {found}: "
-                "its weights differ; estimate the sites again with ttvd.source.estimate_sites"
+                "its weights differ; estimate the sites again with ttvd.estimate_sites"
             )
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write a safetensors file, atomically."""
+        """Write a safetensors file atomically."""
         metadata = {
             **{f"norms.{views}": json.dumps(anchors.norms) for views, anchors in self.anchors.items()},
             "fingerprint": self.fingerprint,
@@ -171,14 +194,14 @@ class Sites:
         }
         tensors = {"means": self.means, "counts": self.counts}
         for views, anchors in self.anchors.items():
-            tensors[f"norm_means.{views}"] = anchors.means.clone()  # one tensor may stand for both
+            tensors[f"norm_means.{views}"] = anchors.means.clone()  # safetensors refuses shared memory
             tensors[f"norm_variances.{views}"] = anchors.variances.clone()
         write_tensors(path, tensors, kind=KIND, version=FORMAT_VERSION, metadata=metadata)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Sites":
-        """Read what :meth:`save` wrote; a ValueError says what is wrong with any other file."""
-        tensors, metadata = read_tensors(path, kind=KIND, version=FORMAT_VERSION)
+        """Read a file that :meth:`save` wrote; a ValueError says what is wrong with any other file."""
+        tensors, metadata = read_tensors(path, kind=KIND, version=FORMAT_VERSION, remedy=_REMEDY)
         try:
             temperatures = {str(key): float(tau) for key, tau in json.loads(metadata["temperatures"]).items()}
             fraction = float(metadata["fraction"])
@@ -192,7 +215,7 @@ class Sites:
                 for views in sorted(kinds)
             }
             means, counts = tensors["means"], tensors["counts"]
-            loss = json.loads(metadata.get("rotation_loss", "null"))
+            loss = json.loads(metadata["rotation_loss"])
             loss = None if loss is None else float(loss)
             return cls(means, counts, metadata["fingerprint"], fraction, temperatures, anchors, loss)
         except (KeyError, AttributeError, TypeError, ValueError, OverflowError) as error:

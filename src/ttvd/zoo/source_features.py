@@ -1,4 +1,4 @@
-"""Features of source samples with their labels: what a nearest-neighbour method remembers of training."""
+"""Source features: labelled features of source samples, the initial memory of nearest-neighbour methods."""
 
 import os
 from dataclasses import dataclass
@@ -11,24 +11,25 @@ from ttvd.nn.split import SplitModel
 from ttvd.zoo.tensorfile import read_tensors, write_tensors
 
 KIND = "ttvd.source_features"
-FORMAT_VERSION = 1
-# Rounding of float32 norms, with room for features that were computed in half precision.
-_SLACK = 1e-3
+FORMAT_VERSION = 2
+_REMEDY = "collect the features again with ttvd.source.collect_features"
+# Rounding of float32 norms, with a margin for features that were computed in half precision.
+_TOLERANCE = 1e-3
 
 
 @dataclass(frozen=True, eq=False)
 class SourceFeatures:
-    """Normalised features of source samples, their classes, and which model made them.
+    """Normalised features of source samples, their labels, and the model that computed them.
 
     Args:
-        features: (n, d) float32, of Euclidean norm 1 (or 0, where a sample has no active feature at all).
-        labels: (n,) int64.
-        fingerprint: :func:`ttvd.nn.fingerprint.fingerprint` of the model.
+        features: Features (n, d), float32, of Euclidean norm 1 (or 0 for a sample without any active feature).
+        labels: Classes (n,), int64.
+        fingerprint: :func:`~ttvd.nn.fingerprint.fingerprint` of the model.
 
     Example:
         >>> memory = SourceFeatures(torch.eye(3), torch.tensor([0, 1, 1]), "abc")
-        >>> len(memory), memory.dim
-        (3, 3)
+        >>> memory
+        SourceFeatures(samples=3, dim=3, classes=2)
     """
 
     features: Tensor
@@ -44,7 +45,7 @@ class SourceFeatures:
         if int(labels.min()) < 0:
             raise ValueError(f"labels must run from 0, the smallest is {int(labels.min())}")
         norms = torch.linalg.vector_norm(z, dim=1)
-        if not bool((((norms - 1).abs() <= _SLACK) | (norms == 0)).all()):
+        if not bool((((norms - 1).abs() <= _TOLERANCE) | (norms == 0)).all()):
             raise ValueError(
                 "features must be finite and of norm 1; use torch.nn.functional.normalize(features)"
             )
@@ -52,16 +53,19 @@ class SourceFeatures:
     def __len__(self) -> int:
         return len(self.labels)
 
+    def __repr__(self) -> str:
+        return f"SourceFeatures(samples={len(self)}, dim={self.dim}, classes={len(self.labels.unique())})"
+
     @property
     def dim(self) -> int:
         """Dimension of the features, d."""
         return self.features.shape[1]
 
     def check(self, model: nn.Module) -> None:
-        """Refuse, with the reason, a model that these features were not collected with.
+        """Raise a ValueError unless these features were computed by this model.
 
         Args:
-            model: Of a ``SplitModel`` the sizes are compared first, for a clearer reason.
+            model: The model. The sizes of a ``SplitModel`` are compared first, for a clearer message.
         """
         if isinstance(model, SplitModel):
             linear = model.linear
@@ -82,15 +86,15 @@ class SourceFeatures:
             )
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write a safetensors file, atomically."""
+        """Write a safetensors file atomically."""
         tensors = {"features": self.features, "labels": self.labels}
         metadata = {"fingerprint": self.fingerprint}
         write_tensors(path, tensors, kind=KIND, version=FORMAT_VERSION, metadata=metadata)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "SourceFeatures":
-        """Read what :meth:`save` wrote; a ValueError says what is wrong with any other file."""
-        tensors, metadata = read_tensors(path, kind=KIND, version=FORMAT_VERSION)
+        """Read a file that :meth:`save` wrote; a ValueError says what is wrong with any other file."""
+        tensors, metadata = read_tensors(path, kind=KIND, version=FORMAT_VERSION, remedy=_REMEDY)
         try:
             return cls(tensors["features"], tensors["labels"], metadata["fingerprint"])
         except (KeyError, ValueError) as error:

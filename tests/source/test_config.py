@@ -3,10 +3,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ttvd.source.augment import crop_and_flip, draw_crops
+from ttvd.nn.augment import crop_and_flip, draw_crops
+from ttvd.source.config import TrainingConfig
 from ttvd.source.distributed import Group
-from ttvd.source.recipe import Recipe
-from ttvd.source.train import plan_epoch
+from ttvd.source.train import draw_epoch
 
 
 @pytest.mark.parametrize(
@@ -25,14 +25,14 @@ from ttvd.source.train import plan_epoch
 )
 def test_recipe_refuses(changes: dict[str, object], reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
-        Recipe(**changes)  # type: ignore[arg-type]
+        TrainingConfig(**changes)  # type: ignore[arg-type]
 
 
 def test_default_recipe_is_ttabs() -> None:
-    recipe = Recipe()
-    rates = [recipe.learning_rate(epoch * 390, 390) for epoch in (0, 74, 75, 124, 125, 149)]
+    config = TrainingConfig()
+    rates = [config.learning_rate(epoch * 390, 390) for epoch in (0, 74, 75, 124, 125, 149)]
     assert rates == pytest.approx([0.1, 0.1, 0.01, 0.01, 0.001, 0.001])
-    assert (recipe.epochs, recipe.batch_size, recipe.momentum, recipe.weight_decay) == (150, 128, 0.9, 5e-4)
+    assert (config.epochs, config.batch_size, config.momentum, config.weight_decay) == (150, 128, 0.9, 5e-4)
 
 
 @pytest.mark.parametrize("schedule", ["cosine", "onecycle"])
@@ -43,9 +43,9 @@ def test_schedules_match_torch(schedule: str) -> None:
         theirs = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 60)
     else:
         theirs = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.3, total_steps=60, cycle_momentum=False)
-    recipe = Recipe(schedule=schedule, lr=0.3, epochs=6)
+    config = TrainingConfig(schedule=schedule, lr=0.3, epochs=6)
     for step in range(60):
-        assert recipe.learning_rate(step, 10) == pytest.approx(optimizer.param_groups[0]["lr"], abs=1e-12)
+        assert config.learning_rate(step, 10) == pytest.approx(optimizer.param_groups[0]["lr"], abs=1e-12)
         optimizer.step()
         if step < 59:
             theirs.step()
@@ -53,8 +53,8 @@ def test_schedules_match_torch(schedule: str) -> None:
 
 @pytest.mark.parametrize("steps", [1, 2, 3, 4])
 def test_short_onecycle_is_positive(steps: int) -> None:
-    recipe = Recipe(schedule="onecycle", epochs=1)
-    assert all(0 < recipe.learning_rate(step, steps) <= recipe.lr for step in range(steps))
+    config = TrainingConfig(schedule="onecycle", epochs=1)
+    assert all(0 < config.learning_rate(step, steps) <= config.lr for step in range(steps))
 
 
 def test_crops_match_a_loop(generator: torch.Generator) -> None:
@@ -72,17 +72,17 @@ def test_crops_match_a_loop(generator: torch.Generator) -> None:
 
 
 def test_processes_share_every_batch() -> None:
-    recipe = Recipe(batch_size=32)
-    order, draws = plan_epoch(recipe, 100, 2, Group())
+    config = TrainingConfig(batch_size=32)
+    order, draws = draw_epoch(config, 100, 2, Group())
     assert order.shape == (3, 32)
     assert draws.shape == (3, 32, 3)
     assert len(order.unique()) == 96
-    shares = [plan_epoch(recipe, 100, 2, Group(rank, 4)) for rank in range(4)]
+    shares = [draw_epoch(config, 100, 2, Group(rank, 4)) for rank in range(4)]
     for column in range(32):
         share_order, share_draws = shares[column % 4]
         assert torch.equal(share_order[:, column // 4], order[:, column])
         assert torch.equal(share_draws[:, column // 4], draws[:, column])
-    assert not torch.equal(plan_epoch(recipe, 100, 3, Group())[0], order)
-    assert plan_epoch(recipe, 20, 0, Group(0, 3))[0].shape == (1, 6)  # fewer images than a batch
+    assert not torch.equal(draw_epoch(config, 100, 3, Group())[0], order)
+    assert draw_epoch(config, 20, 0, Group(0, 3))[0].shape == (1, 6)  # fewer images than a batch
     with pytest.raises(ValueError, match="batch of 32 images cannot be shared equally by 3 processes"):
-        plan_epoch(recipe, 100, 0, Group(0, 3))
+        draw_epoch(config, 100, 0, Group(0, 3))

@@ -14,9 +14,9 @@ from ttvd.geometry import Diagram, point_scores, view_scores
 from ttvd.nn.fingerprint import fingerprint
 from ttvd.nn.split import SplitModel, split
 from ttvd.nn.views import rotate
-from ttvd.source.collect import choose_rows
+from ttvd.source.calibration import calibrate, fit_temperature
+from ttvd.source.features import choose_rows
 from ttvd.source.sites import estimate_sites
-from ttvd.source.temperature import calibrate, fit_temperature
 from ttvd.zoo.sites import Sites
 
 

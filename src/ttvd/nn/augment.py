@@ -1,4 +1,4 @@
-"""Random crops and mirror images, for a whole batch at once on any device."""
+"""Random crop and mirror of images, for a whole batch at once, on any device."""
 
 import torch
 import torch.nn.functional as F
@@ -6,12 +6,24 @@ from torch import Tensor
 
 
 def draw_crops(count: int, padding: int, flip: bool, generator: torch.Generator) -> Tensor:
-    """Draw where to crop and whether to mirror.
+    """Draw the offsets of random crops and whether to mirror each image.
+
+    The numbers are drawn separately from their use, so they depend neither on the device nor on the number of
+    processes.
+
+    Args:
+        count: Number of images.
+        padding: Zero padding in pixels that :func:`crop_and_flip` will add on each side.
+        flip: Whether to mirror half of the images.
+        generator: Random generator on the CPU.
 
     Returns:
-        (count, 3) int64 on the CPU: row offset, column offset (0 .. 2 * padding) and 0 or 1 for the mirror. The
-        numbers are drawn apart from their use, so that they do not depend on the device or on the number of
-        processes.
+        Draws (count, 3), int64, on the CPU: row offset and column offset from 0 to 2 * padding, and 1 for an image
+        that is mirrored.
+
+    Example:
+        >>> draw_crops(5, 2, True, torch.Generator().manual_seed(0)).shape
+        torch.Size([5, 3])
     """
     offsets = torch.randint(0, 2 * padding + 1, (count, 2), generator=generator)
     mirror = torch.randint(0, 2, (count, 1), generator=generator)
@@ -19,12 +31,12 @@ def draw_crops(count: int, padding: int, flip: bool, generator: torch.Generator)
 
 
 def crop_and_flip(images: Tensor, draws: Tensor, padding: int) -> Tensor:
-    """Pad images with zeros, cut out their original size at the drawn place, mirror the drawn ones.
+    """Pad images with zeros, crop them to their original size at the drawn offsets, and mirror the drawn ones.
 
     Args:
-        images: (b, c, h, w).
-        draws: (b, 3) of :func:`draw_crops`, on the same device.
-        padding: The padding the offsets were drawn for.
+        images: Images (b, c, h, w).
+        draws: Draws (b, 3) of :func:`draw_crops`, on the device of the images.
+        padding: Zero padding in pixels that the offsets were drawn for.
 
     Example:
         >>> x = torch.tensor([[[[1.0, 2.0]]]])

@@ -6,23 +6,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from tests.helpers.source import make_data, make_net
 from ttvd.nn.fingerprint import fingerprint
 from ttvd.nn.resnet import ResNet
 from ttvd.nn.split import split
-from ttvd.source.collect import collect_features
+from ttvd.source.features import collect_features
 from ttvd.zoo.source_features import SourceFeatures
 from ttvd.zoo.tensorfile import write_tensors
-
-
-def make_net(outputs: int = 3) -> ResNet:
-    generator = torch.Generator().manual_seed(0)
-    return ResNet(outputs, in_channels=1, widths=(8, 16), blocks=(1, 1), generator=generator)
-
-
-def make_data(count: int = 50) -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(1)
-    labels = torch.randint(0, 3, (count,), generator=generator)
-    return torch.rand(count, 1, 6, 6, generator=generator), labels
 
 
 @torch.no_grad()
@@ -39,7 +29,7 @@ def find_rows(found: Tensor, everything: Tensor) -> list[int]:
 
 
 def test_features_match_a_loop_and_leave_the_model_alone() -> None:
-    net, (images, labels) = make_net().train(), make_data()
+    net, (images, labels) = make_net(3).train(), make_data()
     before = fingerprint(net)
     memory = collect_features(net, (images, labels), batch_size=7)
     assert net.training
@@ -52,7 +42,7 @@ def test_features_match_a_loop_and_leave_the_model_alone() -> None:
 
 
 def test_all_forms_of_data_give_the_same_features() -> None:
-    net, (images, labels) = make_net(), make_data()
+    net, (images, labels) = make_net(3), make_data()
     expected = collect_features(net, (images, labels), batch_size=8)
 
     def generate() -> Iterator[tuple[Tensor, Tensor]]:
@@ -66,7 +56,7 @@ def test_all_forms_of_data_give_the_same_features() -> None:
 
 
 def test_models_of_double_precision_and_uint8_images() -> None:
-    net, (images, labels) = make_net(), make_data()
+    net, (images, labels) = make_net(3), make_data()
     whole = (images * 255).round()
     memory = collect_features(net, (whole.to(torch.uint8), labels))
     torch.testing.assert_close(memory.features, loop_features(net, whole / 255), rtol=1e-5, atol=1e-6)
@@ -75,7 +65,7 @@ def test_models_of_double_precision_and_uint8_images() -> None:
 
 
 def test_a_fraction_is_a_seeded_share_of_every_class() -> None:
-    net, (images, labels) = make_net(), make_data(60)
+    net, (images, labels) = make_net(3), make_data(60)
     everything = loop_features(net, images)
     memory = collect_features(net, (images, labels), fraction=0.25, seed=3)
     rows = find_rows(memory.features, everything)
@@ -91,7 +81,7 @@ def test_a_fraction_is_a_seeded_share_of_every_class() -> None:
 @pytest.mark.parametrize("limit", [1, 2, 10, 31, 60, 1000])
 @pytest.mark.parametrize("fraction", [0.5, 1.0])
 def test_a_limit_is_kept_and_shared_by_the_classes(limit: int, fraction: float) -> None:
-    net, (images, labels) = make_net(), make_data(60)
+    net, (images, labels) = make_net(3), make_data(60)
     everything = loop_features(net, images)
     memory = collect_features(net, (images, labels), fraction=fraction, limit=limit, batch_size=16)
     whole = collect_features(net, (images, labels), fraction=fraction)
@@ -105,7 +95,7 @@ def test_a_limit_is_kept_and_shared_by_the_classes(limit: int, fraction: float) 
 
 
 def test_of_an_iterable_the_limit_takes_the_first_and_reads_no_further() -> None:
-    net, (images, labels) = make_net(), make_data()
+    net, (images, labels) = make_net(3), make_data()
     read = []
 
     def generate() -> Iterator[tuple[Tensor, Tensor]]:
@@ -122,7 +112,7 @@ def test_of_an_iterable_the_limit_takes_the_first_and_reads_no_further() -> None
 
 
 def test_what_cannot_be_meant_is_refused() -> None:
-    net, (images, labels) = make_net(), make_data()
+    net, (images, labels) = make_net(3), make_data()
     with pytest.raises(ValueError, match="limit must be at least 1"):
         collect_features(net, (images, labels), limit=0)
     with pytest.raises(ValueError, match="fraction must be"):
@@ -134,7 +124,7 @@ def test_what_cannot_be_meant_is_refused() -> None:
 
 
 def test_files_hold_everything(tmp_path: Path) -> None:
-    memory = collect_features(make_net(), make_data())
+    memory = collect_features(make_net(3), make_data())
     memory.save(tmp_path / "memory.safetensors")
     read = SourceFeatures.load(tmp_path / "memory.safetensors")
     assert torch.equal(read.features, memory.features)
@@ -147,7 +137,7 @@ def test_files_of_another_kind_are_refused(tmp_path: Path) -> None:
     write_tensors(path, {"features": torch.eye(2)}, kind="ttvd.sites", version=1)
     with pytest.raises(ValueError, match=r"not a ttvd\.source_features file"):
         SourceFeatures.load(path)
-    write_tensors(path, {"features": torch.eye(2)}, kind="ttvd.source_features", version=1)
+    write_tensors(path, {"features": torch.eye(2)}, kind="ttvd.source_features", version=2)
     with pytest.raises(ValueError, match="not a valid"):
         SourceFeatures.load(path)
     with pytest.raises(FileNotFoundError):
@@ -155,7 +145,7 @@ def test_files_of_another_kind_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_model_that_did_not_make_them_is_refused() -> None:
-    net = make_net()
+    net = make_net(3)
     memory = collect_features(net, make_data())
     with torch.no_grad():
         next(net.parameters()).add_(1.0)
