@@ -187,12 +187,13 @@ def check_refused_batch(make: Make, model: nn.Module, batches: Sequence[Tensor])
 def check_empty_selection(make: Make, model: nn.Module, batches: Sequence[Tensor]) -> None:
     """Where a gradient method keeps no sample, parameters and optimizer slots stay as they are."""
     adapter = make()
-    shared = (GradientAdapter.adapt, GradientAdapter.take_step)
-    if not isinstance(adapter, GradientAdapter) or (type(adapter).adapt, type(adapter).take_step) != shared:
-        return  # its own step decides what nothing means, and its own tests look at that
+    shared = (GradientAdapter.adapt, GradientAdapter.after_step)
+    if not isinstance(adapter, GradientAdapter) or (type(adapter).adapt, type(adapter).after_step) != shared:
+        return  # its own step decides what an empty selection means, and its own tests check that
     adapter(batches[0])
     before, full = adapter.snapshot(), adapter.loss
-    adapter.loss = lambda x: full(x)._replace(kept=torch.zeros_like(adapter.kept))  # type: ignore[method-assign]
+    nothing = torch.zeros_like(adapter.kept)
+    adapter.loss = lambda x, *random: full(x, *random)._replace(kept=nothing)  # type: ignore[method-assign]
     adapter(batches[1])
     parameters = {name for name, p in adapter.named_parameters() if p.requires_grad}
     watched = [name for name in before if name in parameters or name.startswith("optimizer.")]

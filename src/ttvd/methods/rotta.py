@@ -99,7 +99,7 @@ class RoTTA(MemoryAdapter):
     """
 
     networks = ("model", "teacher")
-    eager = "it learns from as many images as its memory holds, and draws its augmentations on the host"
+    dynamic = "it learns from as many images as its memory holds, and draws its augmentations in the step"
     memory: BalancedMemory
 
     def __init__(
@@ -121,10 +121,10 @@ class RoTTA(MemoryAdapter):
         if not 0.0 <= nu <= 1.0:
             raise ValueError(f"nu is the share of the student in the teacher, in [0, 1]; got {nu}")
         self.nu = nu
-        averages = {name.removeprefix("model.") for name in self._averages}
+        averages = {name.removeprefix("model.") for name in self._running_averages}
         owned = select_parameters(model, "norm") | averages
         self.teacher = apply_statistics(shared_copy(model, owned), statistics).eval()
-        self._averages |= {f"teacher.{name}" for name in averages}
+        self._running_averages |= {f"teacher.{name}" for name in averages}
         self.memory = BalancedMemory(capacity, self.probe, timeliness, uncertainty)
         self.clock = Clock(period)
         self.random_state = RandomState(seed)
@@ -163,8 +163,8 @@ class RoTTA(MemoryAdapter):
 
     def _learn(self) -> None:
         """One step on the memory; the averages of both networks follow it, and the teacher the student."""
-        with following_stream(self.model), following_stream(self.teacher):
-            self.take_step(self.memory.images[self.memory.labels >= 0])
+        with following_stream(self.teacher):
+            super().adapt(self.memory.images[self.memory.labels >= 0])
         with torch.no_grad():
             for slow, fast in zip(self.teacher.parameters(), self.model.parameters(), strict=True):
                 if slow.requires_grad:

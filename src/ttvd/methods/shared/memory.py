@@ -27,6 +27,7 @@ class Clock(nn.Module):
         [(slice(0, 2, None), True), (slice(2, 3, None), False)]
     """
 
+    on_host = True
     count: Tensor
 
     def __init__(self, period: int) -> None:

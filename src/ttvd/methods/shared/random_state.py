@@ -30,6 +30,7 @@ class RandomState(nn.Module):
         True
     """
 
+    on_host = True
     state: Tensor
 
     def __init__(self, seed: int) -> None:
