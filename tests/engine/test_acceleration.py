@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch._functorch._aot_autograd.utils import make_boxed_func
+from ttvd.engine.step_inputs import Plan
 
 import ttvd
 from ttvd.engine.compiling import compile_once
 from ttvd.engine.flat import all_finite, keep_where
 from ttvd.engine.graph_guard import GraphGuard
-from ttvd.engine.step_inputs import Plan
 from ttvd.engine.step_runner import find_obstacle
 from ttvd.nn.resnet import ResNet
 from ttvd.testing import make_world

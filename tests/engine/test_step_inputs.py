@@ -6,9 +6,9 @@ import pickle
 import pytest
 import torch
 from torch import Tensor, nn
+from ttvd.engine.step_inputs import Agenda, Plan, send
 
 import ttvd
-from ttvd.engine.step_inputs import Agenda, Plan, send
 from ttvd.methods.adapter import Adapter
 from ttvd.nn.norms import Statistics
 from ttvd.testing import make_world

@@ -214,7 +214,7 @@ def test_known_rotations_become_better_known() -> None:
     x = images(16)
 
     def miss() -> float:
-        _, logits = adapter._look(x)
+        _, logits = adapter.forward_views(x)
         return -float(log_rotations(log_posteriors(logits), 4).diagonal(dim1=0, dim2=2).mean())
 
     with torch.no_grad():

@@ -19,7 +19,7 @@ from ttvd.bench.worker_config import WorkerConfig
 from ttvd.data.corruptions import corrupt
 from ttvd.data.sets import ClassMap, ImageFolder, ImageSet, find_classes, load_set
 from ttvd.methods import Method
-from ttvd.methods.fitting import fit_to_method
+from ttvd.methods.registry import prepare_model
 from ttvd.nn.fingerprint import fingerprint
 from ttvd.source import calibrate, collect_features, estimate_fisher, estimate_sites
 from ttvd.source.held_out import is_held_out
@@ -248,9 +248,9 @@ class Resources:
         held = is_held_out(len(training))
         used, kept = (training.subset(mask.nonzero()[:, 0]) for mask in (~held, held))
         if need == "features":
-            return collect_features(fit_to_method(source, method, views), used)
+            return collect_features(prepare_model(source, method, views), used)
         if need == "fisher":
-            return estimate_fisher(fit_to_method(source, method, views), used)
+            return estimate_fisher(prepare_model(source, method, views), used)
         return calibrate(source.model, estimate_sites(source.model, used, fraction=share), kept)
 
     def _root(self) -> Path:

@@ -15,7 +15,7 @@ from ttvd.bench.recipe.settings import check_settings, looking_for
 from ttvd.bench.resources import CORRUPTED, OFFICIAL, Resources
 from ttvd.bench.spec import Domain, Member, Spec
 from ttvd.methods import Method, find_method, list_methods
-from ttvd.methods.fitting import fit_to_method
+from ttvd.methods.registry import prepare_model
 
 # What only some method objects need of the source data takes long to make: not for a check.
 _SLOW = frozenset({"features", "fisher"})
@@ -172,7 +172,7 @@ def _check_outputs(spec: Spec, resources: Resources) -> None:
         return  # it is known when there are sites, whose estimation compares labels and head
     else:
         with torch.no_grad():
-            outputs = fit_to_method(resources.source(spec.checkpoint), find_method(spec.method), spec.views)(
+            outputs = prepare_model(resources.source(spec.checkpoint), find_method(spec.method), spec.views)(
                 x
             ).shape[1]
     if restriction is not None:
