@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import ttvd
-from tests.methods.conftest import build_net, build_sites, build_stream
+from tests.helpers.methods import build_net, build_sites, build_stream
 from tests.methods.test_ttvd_default import Naive, assert_same_state
 from tests.nn import test_anchors as chains
 from tests.nn.test_anchors import (

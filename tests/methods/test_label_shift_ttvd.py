@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 import ttvd
-from tests.methods.test_label_shift import WAITING
-from tests.methods.test_ttvd_streams import Watch
+from tests.helpers.methods import WAITING, Watch
 from ttvd.methods.ttvd.label_shift import LabelShiftEstimator
 from ttvd.nn.resnet import ResNet
 from ttvd.testing import make_world

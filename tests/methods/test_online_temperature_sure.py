@@ -15,9 +15,9 @@ def test_one_wrong_view_among_thousands_of_sure_ones_moves_little(gap: float) ->
     online_temperature = OnlineTemperature(torch.zeros(()))
     with following_stream(online_temperature):
         for _ in range(50):
-            online_temperature.follow(right)
+            online_temperature.update(right)
         before = float(online_temperature.sharpness)
-        online_temperature.follow(wrong)
+        online_temperature.update(wrong)
     assert abs(float(online_temperature.sharpness) - before) < 0.2
 
 
@@ -26,6 +26,6 @@ def test_a_head_without_an_idea_says_nothing(size: int) -> None:
     generator, online_temperature = torch.Generator().manual_seed(0), OnlineTemperature(torch.zeros(()))
     with following_stream(online_temperature):
         for _ in range(200):
-            online_temperature.follow((1e-3 * torch.randn(4, size, 4, generator=generator)).log_softmax(-1))
+            online_temperature.update((1e-3 * torch.randn(4, size, 4, generator=generator)).log_softmax(-1))
             assert online_temperature.information >= 0
     assert float(online_temperature.sharpness) == pytest.approx(1.0, abs=0.2)

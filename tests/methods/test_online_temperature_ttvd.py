@@ -11,10 +11,9 @@ import pytest
 import torch
 
 import ttvd
-from tests.methods.test_label_shift import WAITING
+from tests.helpers.methods import WAITING, Watch
+from tests.helpers.methods import loop_temperature as loop
 from tests.methods.test_label_shift_ttvd import images, make_adapter
-from tests.methods.test_online_temperature import loop
-from tests.methods.test_ttvd_streams import Watch
 from ttvd.nn.resnet import ResNet
 
 START = (1.0, 64.0)

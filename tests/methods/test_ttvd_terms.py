@@ -13,22 +13,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import ttvd
+from tests.helpers.methods import OFF
 from ttvd.methods.shared import losses as objectives
 from ttvd.testing import make_world
 
 BOUNDED = settings(deadline=None, derandomize=True, max_examples=40)
 SEEDS = st.integers(0, 2**16)
-OFF: dict[str, Any] = {
-    "diversity_weight": 0.0,
-    "rotation_weight": 0.0,
-    "slr_weight": 0.0,
-    "prior": None,
-    "output_temperature": 1.0,
-    "reference_batch_size": 1,
-    "momentum": 0.9,
-    "statistics": ttvd.Statistics.batch(),
-}
-"""The consensus, and nothing besides."""
 
 
 def soft_likelihood_ratio(logits: Tensor) -> Tensor:

@@ -6,9 +6,12 @@ import gc
 import threading
 import warnings
 from collections.abc import Callable, Iterator
+from typing import TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+M = TypeVar("M", bound=nn.Module)
 
 
 @contextlib.contextmanager
@@ -83,7 +86,9 @@ class CudaRecorder:
             finally:
                 current.wait_stream(stream)
 
-    def record(self, step: Callable[[], Tensor], device: torch.device) -> Callable[[], Tensor]:
+    def record(
+        self, step: Callable[[M], Tensor], adapter: M, device: torch.device
+    ) -> Callable[[], Tensor]:
         """Record a step without running it.
 
         Returns:
@@ -97,7 +102,7 @@ class CudaRecorder:
         torch.clear_autocast_cache()
         try:
             with _RECORDING, capturing(graph, recording_stream(device)):
-                out = step()
+                out = step(adapter)
         except RuntimeError:
             with contextlib.suppress(RuntimeError):
                 graph.reset()

@@ -80,8 +80,10 @@ class Recorder(Protocol):
     def rehearsing(self, device: torch.device, strict: bool) -> AbstractContextManager[None]:
         """Run a step before its recording; ``strict`` raises an error if it waits for the device."""
 
-    def record(self, step: Callable[[], Tensor], device: torch.device) -> Callable[[], Tensor]:
-        """A function that repeats the step and returns its output."""
+    def record(
+        self, step: Callable[[SteppedModule], Tensor], adapter: SteppedModule, device: torch.device
+    ) -> Callable[[], Tensor]:
+        """A function that repeats the step and returns its output; it must hold no reference to the adapter."""
 
 
 class StepRunner:
@@ -245,15 +247,15 @@ class CapturedStep:
         random = tuple(tensor.clone() for tensor in inputs.to_device().random)
         self._inputs = static = inputs._replace(x=x.clone(), random=random)
 
-        def step() -> Tensor:
-            with undoing(adapter, static.x, checked=False) as batch:
-                return adapter.adapt(batch, *static.arguments()).detach()
+        def step(module: SteppedModule) -> Tensor:
+            with undoing(module, static.x, checked=False) as batch:
+                return module.adapt(batch, *static.arguments()).detach()
 
         with _rehearsal(adapter, x.device):
             for count in range(_WARM_UPS):
                 with recorder.rehearsing(x.device, strict=count == _WARM_UPS - 1):
-                    step()
-        self._replay = recorder.record(step, x.device)
+                    step(adapter)
+        self._replay = recorder.record(step, adapter, x.device)
 
     def replay(self, inputs: StepInputs) -> Tensor:
         """Run the step on other inputs; the output has memory of its own."""
@@ -269,9 +271,8 @@ def _rehearsal(adapter: SteppedModule, device: torch.device) -> Iterator[None]:
     before, kept = adapter.snapshot(), adapter.kept.clone()
     guard = GraphGuard(adapter, device.type, ignore=("runner",))
     attributes = [(vars(module), dict(vars(module))) for module in adapter.modules()]
-    on_host = [
-        (tensor, before[name]) for name, tensor in adapter.changing().items() if tensor.device != device
-    ]
+    hosted = _find_hosted(adapter)
+    on_host = [(t, before[name]) for name, t in adapter.changing().items() if name.split(".")[0] in hosted]
     try:
         yield
     finally:
@@ -312,7 +313,7 @@ def find_obstacle(adapter: SteppedModule, device: torch.device) -> str | None:
     """Why the steps of an adapter cannot be recorded, as far as that can be told without trying."""
     if adapter.dynamic is not None:
         return adapter.dynamic
-    hosted = {name for name, part in adapter.named_children() if getattr(part, "on_host", False)}
+    hosted = _find_hosted(adapter)
     elsewhere = [
         name
         for name, tensor in adapter.changing().items()
@@ -323,6 +324,11 @@ def find_obstacle(adapter: SteppedModule, device: torch.device) -> str | None:
     if has_hooks(adapter):
         return "hooks are registered on its modules, and a graph would not run them"
     return None
+
+
+def _find_hosted(adapter: SteppedModule) -> set[str]:
+    """Names of the submodules whose state stays on the host, such as random generators and counters."""
+    return {name for name, part in adapter.named_children() if getattr(part, "on_host", False)}
 
 
 def _send(tensor: Tensor, device: torch.device) -> Tensor:

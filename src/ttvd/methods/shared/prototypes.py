@@ -77,7 +77,7 @@ class PrototypeEnsemble:
         found = best.isfinite()
         share = (found / found.sum(1, keepdim=True).clamp_min(1))[..., None].to(z.dtype)  # (b, n, 1)
         logits = self.score(pool[index].flatten(0, 1)).unflatten(1, index.shape)  # (e, b, n, k)
-        hard = F.one_hot(logits.argmax(-1), logits.shape[-1]).to(z.dtype)
+        hard = torch.zeros_like(logits).scatter(-1, logits.argmax(-1, keepdim=True), 1.0)
         return (hard * share).sum(2), (logits.softmax(-1) * share).sum(2).mean(0)
 
 
