@@ -188,6 +188,6 @@ def test_options_that_cannot_be_meant(options: dict[str, Any], message: str) -> 
 
 @pytest.mark.parametrize("name", ["ttvd", "vd", "civd", "pd"])
 def test_known_rotations_need_a_head_that_knows_them(name: str) -> None:
-    with pytest.raises(ValueError, match="known needs a head that tells rotations apart"):
+    with pytest.raises(ValueError, match="rotation_weight needs a head"):
         make_adapter(name, rotations=False, rotation_weight=0.1)
     assert make_adapter(name, rotations=False, slr_weight=0.1)(images()).isfinite().all()
