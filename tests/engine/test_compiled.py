@@ -250,7 +250,7 @@ def test_a_compiled_model_is_in_no_reference_cycle() -> None:
     gc.collect()  # what tracing leaves behind
     gc.disable()
     try:
-        parts = [weakref.ref(adapter), weakref.ref(adapter.model)]
+        parts: list[weakref.ref[Any]] = [weakref.ref(adapter), weakref.ref(adapter.model)]
         del adapter
         assert [part() for part in parts] == [None, None]
     finally:

@@ -5,15 +5,21 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
+from unittest.mock import patch
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.helpers.methods import WAITING
+from ttvd.engine.compiling import compile_once
 from ttvd.methods import Adapter
+from ttvd.nn.norms import Statistics, StreamNorm, apply_statistics
 
+MIXED = ["source:renorm", "prior:0.2", "prior:0.2:renorm", "count:16:renorm", "momentum:0.1:renorm"]
+MIXED += ["track:12:100", "track:12:100:renorm", "track:0:inf:renorm", "momentum:1:renorm"]
+"""Policies for the statistics of batch norms that mix two kinds."""
 DYNAMIC = {"cotta", "memo", "rotta", "tast-bn"}
 """Methods whose steps cannot be recorded."""
 
@@ -88,3 +94,54 @@ class RerunRecorder:
             return out
 
         return replay
+
+
+@contextmanager
+def compiling_by(backend: Any) -> Iterator[None]:
+    """Let everything that is compiled inside without a backend be compiled by this one, and not be kept."""
+    whole = torch.compile
+    compile_once.cache_clear()
+    with patch("torch.compile", lambda code, **options: whole(code, **{"backend": backend, **options})):
+        yield
+    compile_once.cache_clear()
+
+
+def make_layer(channels: int = 3, affine: bool = True, dtype: torch.dtype = torch.float64) -> nn.BatchNorm2d:
+    generator = torch.Generator().manual_seed(0)
+    layer = nn.BatchNorm2d(channels, affine=affine).eval()
+    for tensor, low in ((layer.running_mean, -1.0), (layer.running_var, 0.5)):
+        assert tensor is not None
+        tensor.uniform_(low, 2.0, generator=generator)
+    if affine:
+        with torch.no_grad():
+            layer.weight.uniform_(0.5, 2.0, generator=generator)
+            layer.bias.uniform_(-1.0, 1.0, generator=generator)
+    return layer.to(dtype)
+
+
+def make_norm(text: str, **options: object) -> StreamNorm:
+    norm = apply_statistics(make_layer(**options), Statistics.parse(text))  # type: ignore[arg-type]
+    return cast(StreamNorm, norm)
+
+
+def make_input(*shape: int, seed: int = 1) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return 1.5 * torch.randn(shape, generator=generator, dtype=torch.float64) + 0.7
+
+
+def write_out(x: Tensor, norm: StreamNorm, share: float) -> Tensor:
+    """The norm on paper, ``share`` that of the batch; renormalised with what is constant detached."""
+    assert norm.running_mean is not None
+    assert norm.running_var is not None
+    shape = (1, -1) + (1,) * (x.ndim - 2)
+    dims = [0, *range(2, x.ndim)]
+    own_mean = x.mean(dims)
+    own_std = ((x - own_mean.view(shape)) ** 2).mean(dims).add(norm.eps).sqrt()
+    mean = (1 - share) * norm.running_mean + share * own_mean
+    std = ((1 - share) * norm.running_var + share * (own_std**2 - norm.eps) + norm.eps).sqrt()
+    if norm.statistics.renorm:
+        r, d = (own_std / std).detach(), ((own_mean - mean) / std).detach()
+        out = (x - own_mean.view(shape)) / own_std.view(shape) * r.view(shape) + d.view(shape)
+    else:
+        out = (x - mean.view(shape)) / std.view(shape)
+    return out if not norm.affine else out * norm.weight.view(shape) + norm.bias.view(shape)

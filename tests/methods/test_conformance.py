@@ -74,7 +74,6 @@ ANY_NORM = [
     "eta",
     "rdumb",
     "cotta",
-    "memo",
     "lame",
     "roid",
     "deyo",
@@ -85,7 +84,7 @@ ANY_NORM = [
 def test_methods_with_layer_norm(name: str) -> None:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.LayerNorm(8), nn.GELU(), nn.Linear(8, 3))
-    parameters: dict[str, Any] = {"views": 2} if name in ("cotta", "memo") else {}
+    parameters: dict[str, Any] = {"views": 2} if name == "cotta" else {}
     ttvd.check_adapter(lambda: ttvd.create(name, net, **parameters), net, make_batches())
 
 

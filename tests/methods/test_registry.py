@@ -19,8 +19,6 @@ METHODS = Path(registry.__file__).parent
 CONTRACT = {"adapter.py", "gradient.py", "policies.py", "registry.py"}
 WORDS = r"\b(compil\w*|captur\w*|record(?:ed|ing)\w*|plan|agenda|(?:cuda )?graphs?|_take)\b"
 MACHINERY = re.compile(WORDS, re.IGNORECASE)
-    r"\b(compil\w*|captur\w*|record(?:ed|ing)\w*|plan|agenda|(?:cuda )?graphs?|_take)\b", re.IGNORECASE
-)
 OWN = """
 import torch
 import ttvd

@@ -199,7 +199,7 @@ def test_known_rotations_teach_where_the_filter_keeps_nothing() -> None:
     options: dict[str, Any] = {"diversity_weight": 0.0, "adaptive_step": False}
     silent, taught = make_adapter(**options), make_adapter(**options, rotation_weight=1.0)
     for adapter in (silent, taught):
-        adapter._filter = lambda z, logits, out: torch.zeros(len(out), dtype=torch.bool)  # type: ignore[method-assign]
+        adapter._filter = lambda z, logits, scores: torch.zeros(len(scores), dtype=torch.bool)  # type: ignore[method-assign]
     fresh = make_adapter(adaptive_step=False)
     silent(images())
     taught(images())
