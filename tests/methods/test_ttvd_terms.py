@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import ttvd
-from tests.helpers.methods import OFF
+from tests.helpers.methods import OFF, draw_images, make_ttvd
 from ttvd.methods.shared import losses as objectives
-from ttvd.testing import make_world
 
 BOUNDED = settings(deadline=None, derandomize=True, max_examples=40)
 SEEDS = st.integers(0, 2**16)
@@ -141,16 +140,6 @@ def test_half_precision_is_left() -> None:
         torch.testing.assert_close(value.double(), truth, rtol=1e-4, atol=1e-5)
 
 
-def make_adapter(name: str = "ttvd", rotations: bool = True, **parameters: Any) -> ttvd.TTVD:
-    adapter = make_world(name, rotations=rotations, **{**OFF, **parameters})[1]()
-    assert isinstance(adapter, ttvd.TTVD)
-    return adapter
-
-
-def images(b: int = 8, seed: int = 0) -> Tensor:
-    return torch.rand(b, 1, 8, 8, generator=torch.Generator().manual_seed(seed))
-
-
 def test_the_registry_knows_the_parameters() -> None:
     for name, method in ttvd.list_methods().items():
         if method.adapter is ttvd.TTVD:
@@ -183,11 +172,11 @@ def test_the_registry_knows_the_parameters() -> None:
 )
 def test_options_that_cannot_be_meant(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        make_adapter(**options)
+        make_ttvd(**options)
 
 
 @pytest.mark.parametrize("name", ["ttvd", "vd", "civd", "pd"])
 def test_known_rotations_need_a_head_that_knows_them(name: str) -> None:
     with pytest.raises(ValueError, match="rotation_weight needs a head"):
-        make_adapter(name, rotations=False, rotation_weight=0.1)
-    assert make_adapter(name, rotations=False, slr_weight=0.1)(images()).isfinite().all()
+        make_ttvd(name, rotations=False, rotation_weight=0.1)
+    assert make_ttvd(name, rotations=False, slr_weight=0.1)(draw_images()).isfinite().all()
