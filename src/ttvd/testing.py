@@ -1,4 +1,4 @@
-"""The conformance suite: what every adapter promises, checked on the reader's own method and model.
+"""The conformance suite: checks the contract of adapters on any method and model.
 
 Each check takes a factory that builds a fresh adapter and a list of batches. A failed promise raises
 :class:`ConformanceError`, which names the promise.
@@ -170,7 +170,7 @@ def _describe(model: nn.Module) -> dict[str, list[Any]]:
 
 
 def check_refused_batch(make: Make, model: nn.Module, batches: Sequence[Tensor]) -> None:
-    """A batch with a value that is not finite changes nothing, even where values are not looked at."""
+    """A batch with a value that is not finite changes nothing, even where values are not checked."""
     adapter = make()
     adapter(batches[0])
     adapter.validation = "never"
@@ -319,22 +319,22 @@ _QUICK: dict[str, dict[str, Any]] = {
     "rotta": {"period": 4, "capacity": 8},
     "ttt": {"copies": 4},
 }
-"""Fewer copies and shorter periods than the papers have, so that a few small batches show everything."""
+"""Fewer copies and shorter periods than in the papers, so that a few small batches exercise everything."""
 
 
 def make_world(
     name: str, *, norm: str = "batch", rotations: bool = True, device: str = "cpu", **parameters: Any
 ) -> tuple[nn.Module, Callable[[], Adapter]]:
-    """A model of 3 classes for images (b, 1, h, w), and how to build a method around it.
+    """A model of 3 classes for images (b, 1, h, w), and a function that builds a method around it.
 
-    The model is untrained but sure of itself, so that methods which keep confident samples keep some.
+    The model is untrained but confident, so that methods which keep confident samples keep some.
 
     Args:
         name: A registered method.
         norm: ``"batch"`` or ``"group"``; a method that needs instance-aware norms gets those.
         rotations: Whether the head of a model with sites tells rotations apart.
-        device: Where everything lives.
-        **parameters: Of the method.
+        device: Device of the model and its sites.
+        **parameters: Parameters of the method.
 
     Example:
         >>> net, make = make_world("tent")
@@ -357,7 +357,7 @@ def make_world(
 
 
 def _gather(needs: frozenset[str], net: nn.Module, generator: torch.Generator) -> dict[str, Any]:
-    """What the method needs of source data."""
+    """What the method needs from source data."""
     device = next(net.parameters()).device
     images = torch.rand(12, 1, 8, 8, generator=generator).to(device)
     labels = (torch.arange(12) % CLASSES).to(device)

@@ -86,9 +86,7 @@ class CudaRecorder:
             finally:
                 current.wait_stream(stream)
 
-    def record(
-        self, step: Callable[[M], Tensor], adapter: M, device: torch.device
-    ) -> Callable[[], Tensor]:
+    def record(self, step: Callable[[M], Tensor], adapter: M, device: torch.device) -> Callable[[], Tensor]:
         """Record a step without running it.
 
         Returns:

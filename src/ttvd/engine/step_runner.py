@@ -63,7 +63,7 @@ class StepInputs(NamedTuple):
         return self.x.shape, self.x.dtype, self.branch
 
     def to_device(self) -> StepInputs:
-        """The same with all random inputs on the device of the batch; nobody waits for the copies."""
+        """The same with all random inputs on the device of the batch; nothing waits for the copies."""
         return self._replace(random=tuple(_send(tensor, self.x.device) for tensor in self.random))
 
     def arguments(self) -> tuple[Any, ...]:
@@ -120,7 +120,7 @@ class StepRunner:
         self._steps: OrderedDict[Key, CapturedStep | None] = OrderedDict()
 
     def run(self, adapter: SteppedModule, x: Tensor, checked: bool) -> Tensor:
-        """Run one step on a batch; ``checked`` tells that its values are known to be finite."""
+        """Run one step on a batch; ``checked`` means that its values are known to be finite."""
         inputs = StepInputs.draw(adapter, x)
         tracked = adapter.compiled or self._records(adapter, x)
         if tracked:
@@ -156,7 +156,7 @@ class StepRunner:
         """The recording of such a step, made now if there is none yet; None where steps are not recorded."""
         if (captured := self._steps[inputs.key]) is None:
             if adapter.compiled and lay_out(adapter):
-                self.forget()  # recordings of other shapes know the old addresses
+                self.forget()  # recordings of other shapes use the old addresses
                 self._check_guard(adapter, inputs.x.device.type)
             captured = self._record(adapter, inputs) if self._records(adapter, inputs.x) else None
         self._insert(inputs.key, captured)
@@ -236,7 +236,7 @@ class CapturedStep:
     Args:
         adapter: The adapter whose step is recorded; no reference to it is kept.
         inputs: Inputs of such a step.
-        recorder: How to record.
+        recorder: The recorder.
 
     Raises:
         RuntimeError: The step cannot be recorded.

@@ -30,7 +30,7 @@ class CoTTA(GradientAdapter):
     The teacher is the running average of the student. Where the source model is unsure (its mean confidence on the
     batch is below ``threshold``), the teacher's logits are the mean over ``views`` augmentations, else those of the
     images themselves. After each step every weight goes back to its source value with probability ``restore``. The
-    output is what the teacher said, before the update.
+    output is the prediction of the teacher before the update.
 
     Works with batch, group and layer norm; the batch norms of all three networks use the statistics of the batch.
     Deviations from the authors' code: evaluation mode (no dropout); all weights can go back to the source, not only

@@ -63,8 +63,8 @@ class DeYO(GradientAdapter):
 
     Works with batch, group and layer norm, on images of at least ``patches`` pixels a side.
 
-    Deviations from the authors' code: the whole batch is shuffled and looked at, not its confident part only (no
-    waiting for the device; batch norms see more images); ``reset`` works; the order of patches is seeded.
+    Deviations from the authors' code: the whole batch is shuffled and forwarded, not its confident part only (so
+    nothing waits for the device; batch norms see more images); ``reset`` works; the order of patches is seeded.
 
     Args:
         model: The classifier.

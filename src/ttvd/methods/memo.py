@@ -42,7 +42,7 @@ class MEMO(Adapter):
         steps: Gradient steps for each image.
         views: Augmentations of each image; 32 for CIFAR, 64 for ImageNet in the paper.
         prior: Share of the source statistics; 16/17 in the paper.
-        seed: Of the augmentations.
+        seed: Seed of the augmentations.
 
     Example:
         >>> net = nn.Sequential(nn.BatchNorm2d(1), nn.Flatten(), nn.Linear(4, 2))

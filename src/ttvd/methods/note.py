@@ -27,8 +27,8 @@ class BalancedReservoir(Memory):
     memory) / (samples of the class ever seen).
 
     Args:
-        capacity: How many images it holds.
-        classes: How many classes there are.
+        capacity: Number of images that the memory holds.
+        classes: Number of classes.
         like: As in :class:`~ttvd.methods.shared.memory.Memory`.
     """
 
@@ -83,7 +83,7 @@ class NOTE(MemoryAdapter):
         capacity: Size of the memory.
         period: Samples between two updates.
         alpha: Share of the memory in the running statistics at each update.
-        seed: Of the memory's choices.
+        seed: Seed of the random choices of the memory.
 
     Example:
         >>> net = nn.Sequential(InstanceAwareBatchNorm2d(1), nn.Flatten(), nn.Linear(4, 2))

@@ -35,7 +35,7 @@ class Policy(Adapter):
         """Called after each batch with the logits of the adapter."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Predict and adapt, and start again where the policy says so."""
+        """Predict and adapt, and reset the adapter where the policy asks for it."""
         self.keep_initial()
         with torch.inference_mode(False):
             self.before()
@@ -110,6 +110,7 @@ class Episodic(Policy):
 
     Example:
         >>> import ttvd
+        >>> from torch import nn
         >>> net = nn.Sequential(nn.Flatten(), nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 2))
         >>> adapter, x = Episodic(ttvd.create("tent", net, prediction="after")), torch.rand(8, 1, 2, 2)
         >>> torch.equal(adapter(x), adapter(x))
@@ -160,7 +161,7 @@ class ResetOnCollapse(Policy):
         momentum: Weight of the present batch in the running mean prediction.
 
     Attributes:
-        resets: How often it has started again.
+        resets: Number of resets so far.
     """
 
     mean: Tensor

@@ -26,7 +26,7 @@ class BalancedMemory(Memory):
     full; a sample of another class can only replace the worst of its own. Who scores no better than the newcomer stays.
 
     Args:
-        capacity: How many images it holds.
+        capacity: Number of images that the memory holds.
         like: As in :class:`~ttvd.methods.shared.memory.Memory`.
         timeliness: Weight of the age in the score.
         uncertainty: Weight of the uncertainty in the score.
@@ -74,7 +74,7 @@ class RoTTA(MemoryAdapter):
     enter a memory (:class:`BalancedMemory`). After every ``period`` samples the student takes a step on the
     cross-entropy between the teacher on the images of the memory and itself on strong augmentations of them, each
     weighted by 1 / (1 + e^a), a = age / capacity. Batch norms normalise by averages that follow the memory, each
-    network's its own. The output is what the teacher said of the batch, before the update.
+    network's its own. The output is the teacher's prediction of the batch, before the update.
 
     Works with batch, group and layer norm, and with any batch size. Deviations from the authors' code: every image is
     augmented by its own draws; the entropy is exact (theirs adds 1e-6 to p). An update waits once for the device, to
@@ -90,7 +90,7 @@ class RoTTA(MemoryAdapter):
         nu: Share of the student in the teacher at each update.
         timeliness: Weight of the age in the score of the memory.
         uncertainty: Weight of the entropy in it.
-        seed: Of the augmentations.
+        seed: Seed of the augmentations.
 
     Example:
         >>> net = nn.Sequential(nn.BatchNorm2d(1), nn.Flatten(), nn.Linear(4, 2))

@@ -41,7 +41,7 @@ class SHOT(GradientAdapter):
 
     Args:
         model: The classifier; its last linear layer stays as it is.
-        weight: Of the pseudo-labels: 0.3 in SHOT and TTAB, 0.1 in the T3A authors' port.
+        weight: Weight of the pseudo-labels: 0.3 in SHOT and TTAB, 0.1 in the T3A authors' port.
         confidence: Samples above this probability have a pseudo-label; 0.9 in TTAB.
         lr: Learning rate; TTAB searches 5e-3, 1e-3 and 5e-4.
         optimizer: ``"sgd"`` (Nesterov, as in TTAB) or ``"adam"`` (as in the T3A authors' port).

@@ -18,9 +18,9 @@ class Heads(nn.Module):
     """A BatchEnsemble of linear maps: one matrix, and for each member two scalings and a bias.
 
     Args:
-        members: How many maps, e.
-        dim: Of the features, d; the projections have a quarter of it.
-        seed: Decides the initial weights.
+        members: Number of maps, e.
+        dim: Dimension of the features, d; that of the projections is a quarter of it.
+        seed: Seed of the initial weights.
     """
 
     def __init__(self, members: int, dim: int, seed: int) -> None:
@@ -65,7 +65,7 @@ class TAST(Adapter):
     Args:
         model: The classifier.
         members: Size of the ensemble; the paper tried 1, 5, 10 and 20, TTVD's comparison has 5.
-        supports: Of each class, M in the paper; it tried 1 to 100 and all, TTVD's comparison has 100.
+        supports: Supports of each class, M in the paper; it tried 1 to 100 and all, TTVD's comparison has 100.
         k: Number of neighbours; the paper tried 1, 2, 4 and 8, TTVD's comparison has 1. At most ``supports``.
         tau: Scale of the cosines; 10 in the authors' code.
         lr: Learning rate; 1e-3 with Adam in the paper.
@@ -73,7 +73,7 @@ class TAST(Adapter):
         momentum: Momentum of SGD, first beta of Adam.
         steps: Gradient steps for each batch; the paper tried 1 and 3.
         prediction: The authors' code predicts before the last update.
-        seed: Of the random projections.
+        seed: Seed of the random projections.
 
     Example:
         >>> net = nn.Sequential(nn.Flatten(), nn.Linear(4, 2))

@@ -22,7 +22,7 @@ from ttvd.nn.split import SplitModel, split
     backwards=1,
 )
 class TASTBN(GradientAdapter):
-    """TAST without an ensemble: the norms learn, so that supports are kept as images and looked at anew each time.
+    """TAST without an ensemble: the norms learn, so supports are stored as images and forwarded at each step.
 
     The model labels a batch, and of each predicted class the most certain images stay. Then batch and stored images
     pass the network together; the rest is as in TAST with one member and no projection: the cosine with the mean

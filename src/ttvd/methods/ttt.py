@@ -19,7 +19,7 @@ from ttvd.nn.views import rotate
 Mode = Literal["online", "episodic"]
 _PIXELS = 2**21  # of all copies that a GPU is given at once
 _MOMENTUM = 0.1
-"""Of the running averages of batch norm: torch's default, which the authors' code leaves."""
+"""Momentum of the running averages of batch norm: torch's default, which the authors' code keeps."""
 
 
 class CopyNorm(StreamNorm):
@@ -90,14 +90,14 @@ class TTT(GradientAdapter):
         mode: ``"online"`` goes on from batch to batch; ``"episodic"`` starts again with each, random numbers
             included, so that a prediction depends on nothing but its batch.
         steps: Gradient steps for each batch; unless given 1 online and 10 episodic, as in the paper.
-        copies: Of each image and step; 32 in the paper.
+        copies: Copies of each image in a step; 32 in the paper.
         padding: Pixels by which a crop may move; an eighth of the height unless given, the 4 of 32 of the paper.
         lr: Learning rate; 1e-3 in the paper.
         optimizer: ``"sgd"`` or ``"adam"``.
         momentum: Momentum of SGD (Nesterov's), first beta of Adam; 0 in the paper, 0.9 in TTAB.
         chunk: Images whose copies are forwarded together: for speed and memory, the result is the same. Unless given,
             8 on a CPU, and on a GPU as many as give it two million pixels: 64 images of 32 x 32.
-        seed: Of the copies.
+        seed: Seed of the copies.
 
     Example:
         >>> from ttvd.nn.resnet import ResNet

@@ -69,7 +69,7 @@ def uniform(generator: torch.Generator, count: int, low: float, high: float, lik
 
 
 def generator_on(device: torch.device, generator: torch.Generator) -> torch.Generator:
-    """A generator that draws on a device and starts where this one says; on the CPU this one itself."""
+    """A generator on a device, seeded by this one; on the CPU this one itself."""
     if device.type == "cpu":
         return generator
     seed = int(torch.randint(2**62, (), generator=generator))
@@ -184,7 +184,7 @@ def resample(x: Tensor, matrix: Tensor, shift: Tensor, padding: str, margin: int
         matrix: (b, 2, 2).
         shift: (b, 2), in pixels.
         padding: What lies beyond the border, as in ``grid_sample``.
-        margin: How many pixels more to make on each side.
+        margin: Extra pixels on each side of the result.
 
     Example:
         >>> x = torch.tensor([[[[1.0, 2.0, 3.0]]]])
