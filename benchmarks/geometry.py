@@ -35,9 +35,9 @@ def isolate_geometry(adapter: Adapter, x: Tensor) -> Callable[[], object] | None
 
 
 def _isolate_ttvd(adapter: TTVD, x: Tensor) -> Callable[[], object]:
-    with torch.no_grad(), adapter._computing():
-        z, logits = (tensor.clone().requires_grad_() for tensor in adapter._look(x))
-    adapter._look = lambda x: (z, logits)  # type: ignore[method-assign]
+    with torch.no_grad(), adapter.autocasting():
+        z, logits = (tensor.clone().requires_grad_() for tensor in adapter.forward_views(x))
+    adapter.forward_views = lambda x: (z, logits)  # type: ignore[method-assign]
 
     def judge() -> object:
         with following_stream(adapter.stream_parts()):
@@ -47,14 +47,14 @@ def _isolate_ttvd(adapter: TTVD, x: Tensor) -> Callable[[], object]:
 
 
 def _isolate_loss(adapter: GradientAdapter, x: Tensor) -> Callable[[], object]:
-    with torch.no_grad(), adapter._computing():
+    with torch.no_grad(), adapter.autocasting():
         logits = adapter.output(x).clone().requires_grad_()
     adapter.output = lambda x: logits  # type: ignore[method-assign]
     return lambda: torch.autograd.grad(adapter.loss(x).loss, logits)
 
 
 def _isolate_prototypes(adapter: T3A | TAST | LAME | AdaNPC, x: Tensor) -> Callable[[], object]:
-    with torch.no_grad(), adapter._computing():
+    with torch.no_grad(), adapter.autocasting():
         seen = adapter.model.features_and_logits(x)
     adapter.model.features_and_logits = lambda x: seen  # type: ignore[method-assign]
     return lambda: adapter.adapt(x)

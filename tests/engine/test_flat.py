@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from ttvd.engine.flat import copy_all, find_runs, join_runs, keep_where, lay_together
+from ttvd.engine.flat import all_finite, copy_all, find_runs, join_runs, keep_where, lay_together
 
 KINDS = [torch.float32, torch.float64, torch.int64]
 
@@ -128,3 +128,11 @@ def test_what_has_another_shape_stays_where_it_is(size: tuple[int, ...]) -> None
     place = tensor.data_ptr()
     lay_together([tensor, torch.ones(4)])
     assert tensor.data_ptr() == place
+
+
+def test_values_are_broadcast_and_other_devices_stay_as_they_are() -> None:
+    image, count, far = torch.ones(2, 3), torch.tensor([5]), torch.ones(2, device="meta")
+    keep_where(torch.tensor(False), [image, count, far], [torch.zeros(2, 1), torch.tensor([4]), far])
+    assert image.sum() == 0
+    assert count.item() == 4
+    assert not all_finite(torch.tensor([float("-inf"), 0.0]))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import inspect
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -14,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import ttvd
+from tests.helpers.methods import read_defaults
 from ttvd.methods import deyo, roid
 from ttvd.methods.deyo import DeYO
 from ttvd.methods.eata import EATA, ETA, default_similarity
@@ -235,7 +235,7 @@ def test_roid_changes_every_image_by_its_own_draws(worlds: dict[str, World], mon
     assert len(torch.cat(made[:2]).flatten(1).unique(dim=0)) == 16
 
 
-CONSTANTS: dict[Callable[..., Any], dict[str, float]] = {
+CONSTANTS: dict[type[nn.Module], dict[str, float]] = {
     SAR: {"margin": 0.4, "rho": 0.05, "lr": 2.5e-4},
     EATA: {"margin": 0.4, "penalty": 2000, "lr": 2.5e-4},
     DeYO: {"margin": 0.5, "drop": 0.3, "pivot": 0.4, "patches": 4, "lr": 2.5e-4},
@@ -245,8 +245,8 @@ CONSTANTS: dict[Callable[..., Any], dict[str, float]] = {
 
 def test_constants_are_the_papers() -> None:
     for method, constants in CONSTANTS.items():
-        parameters = inspect.signature(method).parameters
-        assert {name: parameters[name].default for name in constants} == constants
-    collapse = inspect.signature(SAR).parameters["collapse"].default
+        parameters = read_defaults(method)
+        assert {name: parameters[name] for name in constants} == constants
+    collapse = read_defaults(SAR)["collapse"]
     assert collapse * math.log(1000) == pytest.approx(0.2, rel=0.01)
     assert [default_similarity(k) for k in (10, 1000)] == pytest.approx([0.4, 0.05])

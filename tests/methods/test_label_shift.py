@@ -10,14 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tests.methods.test_ttvd_streams import Watch
+from tests.helpers.methods import WAITING, Watch
 from ttvd.methods.ttvd.label_shift import LabelShiftEstimator
 from ttvd.nn.norms import following_stream, settled_stream
 
 BOUNDED = settings(deadline=None, derandomize=True, max_examples=40)
 SEEDS = st.integers(0, 2**16)
 STREAMS = st.lists(st.integers(1, 9), min_size=1, max_size=4)
-WAITING = {"_local_scalar_dense", "equal", "nonzero", "is_nonzero", "masked_select", "_unique2", "index"}
 WIDE = torch.zeros((), dtype=torch.float64)
 
 
@@ -29,7 +28,7 @@ def follow(stream: list[Tensor], like: Tensor = WIDE) -> LabelShiftEstimator:
     label_shift = LabelShiftEstimator(stream[0].shape[1], like)
     with following_stream(label_shift):
         for scores in stream:
-            label_shift.follow(scores)
+            label_shift.update(scores)
     return label_shift
 
 
@@ -101,7 +100,7 @@ def test_the_concentration_of_a_dirichlet_stream_is_found(concentration: float, 
     label_shift, excess = LabelShiftEstimator(classes, torch.zeros(())), []
     with following_stream(label_shift):
         for number, scores in enumerate(draw_stream(concentration, classes, 1500)):
-            label_shift.follow(scores)
+            label_shift.update(scores)
             if number >= 200:
                 excess.append(float(label_shift.excess))
     assert 1 / (sum(excess) / len(excess)) - 1 == pytest.approx(concentration, rel=0.1)
@@ -156,7 +155,7 @@ def test_batches_that_say_nothing_change_nothing(scores: Tensor) -> None:
     label_shift = follow([draw(0, 6, 4)])
     before = {name: value.clone() for name, value in label_shift.state_dict().items()}
     with following_stream(label_shift):
-        label_shift.follow(scores)
+        label_shift.update(scores)
     assert all(torch.equal(value, before[name]) for name, value in label_shift.state_dict().items())
 
 
@@ -180,8 +179,8 @@ def test_the_state_is_in_float32_or_better(dtype: torch.dtype) -> None:
     scores = draw(0, 8, 5).to(dtype).requires_grad_()
     label_shift, first = LabelShiftEstimator(5, scores), draw(1, 4, 5).to(dtype)
     with torch.autocast("cpu", torch.bfloat16), following_stream(label_shift):
-        label_shift.follow(first)
-        label_shift.follow(scores)
+        label_shift.update(first)
+        label_shift.update(scores)
     wide = torch.promote_types(dtype, torch.float32)
     assert label_shift.excess.dtype == label_shift.concentration().dtype == label_shift.mean.dtype == wide
     assert not label_shift.excess.requires_grad
@@ -193,7 +192,7 @@ def test_the_state_is_in_float32_or_better(dtype: torch.dtype) -> None:
 def test_nothing_waits_for_the_device() -> None:
     label_shift, scores = LabelShiftEstimator(4, torch.zeros(())), draw(0, 8, 4).float()
     with Watch() as watch, following_stream(label_shift):
-        label_shift.follow(scores)
+        label_shift.update(scores)
         label_shift.concentration()
     assert "_softmax" in watch.names
     assert not watch.names & WAITING
@@ -202,19 +201,19 @@ def test_nothing_waits_for_the_device() -> None:
 
 def test_a_batch_counts_where_the_stream_is_followed_and_not_where_it_is_settled() -> None:
     label_shift, scores = LabelShiftEstimator(4, WIDE), draw(0, 6, 4)
-    label_shift.follow(scores)
+    label_shift.update(scores)
     with settled_stream(label_shift):
-        label_shift.follow(scores)
+        label_shift.update(scores)
         with following_stream(label_shift):
-            label_shift.follow(scores)
+            label_shift.update(scores)
     with following_stream(label_shift), settled_stream(label_shift):
-        label_shift.follow(scores)
+        label_shift.update(scores)
     with following_stream(label_shift), following_stream(label_shift, follow=False):
-        label_shift.follow(scores)
+        label_shift.update(scores)
     assert int(label_shift.images) == 0
     with following_stream(torch.nn.ModuleList([label_shift])):
-        label_shift.follow(scores)
+        label_shift.update(scores)
     assert int(label_shift.images) == 6
-    label_shift.follow(scores)
+    label_shift.update(scores)
     assert int(label_shift.images) == 6
     assert label_shift.follows

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from scipy.optimize import minimize_scalar
 from torch import Tensor, nn
 
-from tests.methods.test_label_shift import WAITING
-from tests.methods.test_ttvd_streams import Watch
+from tests.helpers.methods import WAITING, Watch
+from tests.helpers.methods import draw_rotations as draw
+from tests.helpers.methods import loop_temperature as loop
 from ttvd.methods.ttvd.online_temperature import OnlineTemperature
 from ttvd.nn.norms import following_stream, settled_stream
 
@@ -23,40 +24,16 @@ SEEDS = st.integers(0, 2**16)
 WIDE = torch.zeros((), dtype=torch.float64)
 
 
-def draw(seed: int, *shape: int, scale: float = 2.0) -> Tensor:
-    """Logarithms of probabilities (v, b, r)."""
-    generator = torch.Generator().manual_seed(seed)
-    return (scale * torch.randn(*shape, generator=generator, dtype=torch.float64)).log_softmax(-1)
-
-
 def follow(stream: list[Tensor], like: Tensor = WIDE) -> OnlineTemperature:
     online_temperature = OnlineTemperature(like)
     with following_stream(online_temperature):
         for rotations in stream:
-            online_temperature.follow(rotations)
+            online_temperature.update(rotations)
     return online_temperature
 
 
 def read(online_temperature: OnlineTemperature) -> tuple[float, float]:
     return float(online_temperature.sharpness), float(online_temperature.information)
-
-
-def loop(stream: list[Tensor]) -> tuple[float, float]:
-    """Sharpness and information, one view of one image at a time."""
-    s, information = 1.0, 64.0
-    for rotations in stream:
-        slope = spread = 0.0
-        views, images = rotations.shape[:2]
-        for a in range(views):
-            for row in rotations[a].tolist():
-                powers = [math.exp(s * log) for log in row]
-                mean = sum(p * log for p, log in zip(powers, row, strict=True)) / sum(powers)
-                slope += (mean - row[a]) / views
-                apart = [p * (log - mean) ** 2 for p, log in zip(powers, row, strict=True)]
-                spread += sum(apart) / sum(powers) / views
-        information = 64.0 + (information - 64.0) * max(0, 512 - images) / 512 + spread
-        s = min(2.0, max(0.25, s - slope / information))
-    return s, information
 
 
 @BOUNDED
@@ -83,7 +60,7 @@ def test_memory_ends_at_512_images(size: int) -> None:
     certain = OnlineTemperature(WIDE)
     certain.information.fill_(1e6)
     with following_stream(certain):
-        certain.follow(stream[2])
+        certain.update(stream[2])
     left = loop(stream[2:])[1] + (1e6 - 64) * max(0, 512 - size) / 512
     assert float(certain.information) == pytest.approx(left, rel=1e-9)
 
@@ -109,7 +86,7 @@ def test_the_temperature_of_a_stream_is_found(sharpness: float, dtype: torch.dty
     online_temperature, found = OnlineTemperature(torch.zeros((), dtype=dtype)), []
     with following_stream(online_temperature):
         for logs in draw_rotations(sharpness, 450, rotations=rotations):
-            online_temperature.follow(logs.to(dtype))
+            online_temperature.update(logs.to(dtype))
             found.append(float(online_temperature.sharpness))
     late = found[50:]
     assert sum(late) / len(late) == pytest.approx(sharpness, abs=0.025)
@@ -167,7 +144,7 @@ def test_what_is_not_finite_changes_nothing(where: Any, value: float) -> None:
     before = read(online_temperature)
     logs[where] = value
     with following_stream(online_temperature):
-        online_temperature.follow(logs)
+        online_temperature.update(logs)
     assert read(online_temperature) == before
 
 
@@ -184,14 +161,14 @@ def test_the_state_is_in_float32_or_better(dtype: torch.dtype) -> None:
 
 def test_a_batch_counts_where_the_stream_is_followed_and_not_where_it_is_settled() -> None:
     online_temperature, logs = OnlineTemperature(WIDE), draw(0, 4, 6, 4)
-    online_temperature.follow(logs)
+    online_temperature.update(logs)
     with settled_stream(online_temperature), following_stream(online_temperature):
-        online_temperature.follow(logs)
+        online_temperature.update(logs)
     with following_stream(online_temperature), settled_stream(online_temperature):
-        online_temperature.follow(logs)
+        online_temperature.update(logs)
     assert read(online_temperature) == (1.0, 64.0)
     with following_stream(nn.ModuleList([online_temperature])):
-        online_temperature.follow(logs)
+        online_temperature.update(logs)
     assert read(online_temperature) == pytest.approx(loop([logs]))
     assert online_temperature.follows
 
@@ -199,8 +176,32 @@ def test_a_batch_counts_where_the_stream_is_followed_and_not_where_it_is_settled
 def test_nothing_waits_for_the_device() -> None:
     online_temperature, logs = OnlineTemperature(torch.zeros(())), draw(0, 4, 8, 4).float()
     with Watch() as watch, following_stream(online_temperature):
-        online_temperature.follow(logs)
+        online_temperature.update(logs)
         online_temperature.factor()
     assert {"_softmax", "pow"} <= watch.names
     assert not watch.names & WAITING
     assert read(online_temperature) != (1.0, 64.0)
+
+
+@pytest.mark.parametrize("gap", [8.0, 12.0])
+def test_one_wrong_view_among_thousands_of_sure_ones_moves_little(gap: float) -> None:
+    right = (gap * torch.eye(4)[:, None]).expand(4, 64, 4).log_softmax(-1)
+    wrong = right.clone()
+    wrong[0, 0] = right[1, 0]
+    online_temperature = OnlineTemperature(torch.zeros(()))
+    with following_stream(online_temperature):
+        for _ in range(50):
+            online_temperature.update(right)
+        before = float(online_temperature.sharpness)
+        online_temperature.update(wrong)
+    assert abs(float(online_temperature.sharpness) - before) < 0.2
+
+
+@pytest.mark.parametrize("size", [64, 512])
+def test_a_head_without_an_idea_says_nothing(size: int) -> None:
+    generator, online_temperature = torch.Generator().manual_seed(0), OnlineTemperature(torch.zeros(()))
+    with following_stream(online_temperature):
+        for _ in range(200):
+            online_temperature.update((1e-3 * torch.randn(4, size, 4, generator=generator)).log_softmax(-1))
+            assert online_temperature.information >= 0
+    assert float(online_temperature.sharpness) == pytest.approx(1.0, abs=0.2)

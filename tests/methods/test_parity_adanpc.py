@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections import deque
 from collections.abc import Callable
@@ -12,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.helpers.methods import read_defaults
 from ttvd.methods.adanpc import AdaNPC
 from ttvd.nn.fingerprint import fingerprint
 from ttvd.nn.resnet import ResNet
@@ -82,5 +82,5 @@ def test_adanpc(
 
 
 def test_defaults_are_those_of_the_authors_code() -> None:
-    usual = {name: p.default for name, p in inspect.signature(AdaNPC).parameters.items()}
+    usual = read_defaults(AdaNPC)
     assert {"k": 100, "tau": 0.1, "beta": 0.1}.items() <= usual.items()

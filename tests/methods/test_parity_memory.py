@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import inspect
 import math
 from collections.abc import Callable
 from typing import Any
@@ -13,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import ttvd
+from tests.helpers.methods import read_defaults
 from ttvd.data.digits import split_digits
 from ttvd.methods.note import NOTE
 from ttvd.nn.instance_norm import InstanceAwareBatchNorm2d
@@ -161,7 +161,7 @@ def test_note_learns_after_every_64_samples(make_net: NetMaker, make_stream: Str
 
 
 def test_note_s_defaults_are_the_paper_s() -> None:
-    usual = {name: p.default for name, p in inspect.signature(NOTE).parameters.items()}
+    usual = read_defaults(NOTE)
     assert {"lr": 1e-4, "capacity": 64, "period": 64, "alpha": 0.01}.items() <= usual.items()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -11,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from tests.helpers.methods import read_defaults
 from ttvd.methods.tast import TAST
 from ttvd.methods.tast_bn import TASTBN
 from ttvd.nn.resnet import ResNet
@@ -243,6 +243,6 @@ def test_tast_bn(
 
 @pytest.mark.parametrize("method", [TAST, TASTBN])
 def test_defaults_are_those_of_the_paper_and_of_ttvd_s_comparison(method: type[nn.Module]) -> None:
-    usual = {name: p.default for name, p in inspect.signature(method).parameters.items()}
+    usual = read_defaults(method)
     own = {"members": 5} if method is TAST else {"capacity": 150}
     assert ({"supports": 100, "k": 1, "tau": 10.0, "lr": 1e-3, "steps": 1} | own).items() <= usual.items()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import inspect
 import math
 from collections.abc import Callable
 from typing import Any
@@ -12,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from tests.helpers.methods import read_defaults
 from ttvd.methods.rotta import RoTTA
 from ttvd.nn.resnet import ResNet
 
@@ -199,6 +199,6 @@ def test_rotta(
 
 
 def test_rotta_s_defaults_are_the_paper_s() -> None:
-    usual = {name: p.default for name, p in inspect.signature(RoTTA).parameters.items()}
+    usual = read_defaults(RoTTA)
     wanted = {"lr": 1e-3, "capacity": 64, "period": 64, "alpha": 0.05, "nu": 0.001}
     assert (wanted | {"timeliness": 1.0, "uncertainty": 1.0}).items() <= usual.items()

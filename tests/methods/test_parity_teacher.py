@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import inspect
 from collections.abc import Callable
 from itertools import cycle
 from typing import Any
@@ -12,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from tests.helpers.methods import read_defaults
 from ttvd.methods.cotta import CoTTA
 from ttvd.methods.memo import MEMO
 from ttvd.nn.resnet import ResNet
@@ -186,5 +186,5 @@ CONSTANTS: dict[type[nn.Module], Options] = {
 
 @pytest.mark.parametrize("method", CONSTANTS)
 def test_defaults_are_those_of_the_papers(method: type[nn.Module]) -> None:
-    usual = {name: p.default for name, p in inspect.signature(method).parameters.items()}
+    usual = read_defaults(method)
     assert CONSTANTS[method].items() <= usual.items()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from tests.helpers.methods import read_defaults
 from ttvd.methods.ttt import TTT
 from ttvd.nn.resnet import ResNet
 from ttvd.nn.rotation import RotationNet
@@ -86,10 +86,15 @@ def test_ttt(
     assert {n for n in names if not torch.equal(found[n], start[n])} == names
 
 
+def draw_copies(adapter: TTT, x: Tensor) -> tuple[Tensor, ...]:
+    with adapter.random_state.generator() as generator:
+        return adapter.random_inputs(x, generator)
+
+
 def test_copies_are_turned_crops_and_mirror_images(make_net: NetMaker, make_stream: StreamMaker) -> None:
     """Turned back by its label, each copy is one of the 50 that there are with padding 2; all kinds occur."""
     adapter, (x,) = TTT(build_rotation_net(make_net(3)), copies=300, padding=2), make_stream(2)
-    copies, angles = adapter.make_copies(x, *adapter.draw_copies(x))
+    copies, angles = adapter.make_copies(x, *draw_copies(adapter, x))
     kinds = torch.zeros(50)
     for image, own_copies, own_angles in zip(x, copies, angles.tolist(), strict=True):
         wide = nn.functional.pad(image, (2, 2, 2, 2))
@@ -102,10 +107,10 @@ def test_copies_are_turned_crops_and_mirror_images(make_net: NetMaker, make_stre
     assert kinds.min() >= 1
     assert float(kinds[25:].sum()) / 600 == pytest.approx(0.5, abs=0.1)
     assert (angles.flatten().bincount(minlength=4) / 600 - 0.25).abs().max() < 0.08
-    assert not torch.equal(adapter.make_copies(x, *adapter.draw_copies(x))[0], copies)
+    assert not torch.equal(adapter.make_copies(x, *draw_copies(adapter, x))[0], copies)
 
 
 def test_defaults_are_the_paper_s() -> None:
-    usual = {name: p.default for name, p in inspect.signature(TTT).parameters.items()}
+    usual = read_defaults(TTT)
     wanted = {"lr": 1e-3, "mode": "online", "copies": 32, "optimizer": "sgd", "momentum": 0.0}
     assert wanted.items() <= usual.items()

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import ttvd
-from tests.methods.test_ttvd_terms import OFF
+from tests.helpers.methods import OFF
 from ttvd.nn.resnet import ResNet
 
 NetMaker = Callable[..., ResNet]

@@ -11,10 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from tests.methods.test_label_shift import WAITING
-from tests.methods.test_online_temperature import draw
-from tests.methods.test_ttvd_streams import Watch
-from ttvd.methods.ttvd.options import choose_step_scale
+from tests.helpers.methods import WAITING, Watch, bound_factor, loop_level
+from tests.helpers.methods import draw_rotations as draw
+from ttvd.methods.ttvd.options import choose_source_loss
 from ttvd.methods.ttvd.step_scale import MEMORY, SCALE, StepScale
 from ttvd.nn.norms import following_stream, settled_stream
 from ttvd.zoo.sites import Sites
@@ -29,7 +28,7 @@ def follow(stream: list[Tensor], usual: float = USUAL, like: Tensor = WIDE) -> S
     need = StepScale(usual, like)
     with following_stream(need):
         for rotations in stream:
-            need.follow(rotations)
+            need.update(rotations)
     return need
 
 
@@ -41,25 +40,6 @@ def known(loss: float, size: int, rotations: int = 4) -> Tensor:
     """Logarithms (v, b, r) whose loss of the known rotation is the same for all views and images."""
     logs = torch.full((rotations, size, rotations), math.log(-math.expm1(-loss) / (rotations - 1)))
     return logs.double().masked_fill(torch.eye(rotations).bool()[:, None], -loss)
-
-
-def loop(stream: list[Tensor], usual: float = USUAL) -> tuple[float, int]:
-    """Level and number of images, one view of one image at a time."""
-    level, images = usual + 0.1, 0
-    for rotations in stream:
-        views, size = rotations.shape[:2]
-        total = 0.0
-        for a in range(views):
-            for row in rotations[a].tolist():
-                total -= row[a]
-        old = min(images, 256)
-        level = (old * level + size * total / (views * size)) / (old + size)
-        images += size
-    return level, images
-
-
-def bound(level: float, usual: float = USUAL) -> float:
-    return min(1.0, max(0.0, 10 * (level - usual)))
 
 
 def test_the_numbers_that_were_chosen() -> None:
@@ -77,10 +57,10 @@ def test_the_numbers_that_were_chosen() -> None:
 def test_loops_say_the_same(seed: int, sizes: list[int], rotations: int, scale: float, off: float) -> None:
     """Of small and large batches; what is usual lies near the loss, so that the factor is no bound as a rule."""
     stream = [draw(seed + n, rotations, size, rotations, scale=scale) for n, size in enumerate(sizes)]
-    usual = max(0.0, loop(stream)[0] + off)
-    need, (level, images) = follow(stream, usual), loop(stream, usual)
+    usual = max(0.0, loop_level(stream, USUAL)[0] + off)
+    need, (level, images) = follow(stream, usual), loop_level(stream, usual)
     assert read(need) == pytest.approx((level, images), rel=1e-10)
-    assert float(need.factor()) == pytest.approx(bound(level, usual), abs=1e-8)
+    assert float(need.factor()) == pytest.approx(bound_factor(level, usual), abs=1e-8)
 
 
 @BOUNDED
@@ -128,7 +108,7 @@ def test_a_stream_that_becomes_like_the_source_ends_the_steps_and_one_that_leave
     need, factors = StepScale(USUAL, WIDE), []
     with following_stream(need):
         for loss in [1.5] * 4 + [USUAL - 0.05] * 30 + [1.5]:
-            need.follow(known(loss, 64))
+            need.update(known(loss, 64))
             factors.append(float(need.factor()))
     assert factors[:5] == [1.0] * 5
     assert sorted(factors[5:34], reverse=True) == factors[5:34]
@@ -156,10 +136,10 @@ def test_what_is_not_finite_changes_nothing(seen: int, where: Any, value: float)
     before = (*read(need), float(need.factor()))
     logs[where] = value
     with following_stream(need):
-        need.follow(logs)
+        need.update(logs)
     assert (*read(need), float(need.factor())) == before
     with following_stream(need):
-        need.follow(draw(2, 4, 3, 4))
+        need.update(draw(2, 4, 3, 4))
     assert int(need.images) == seen + 3
 
 
@@ -181,27 +161,29 @@ def test_the_state_is_in_float32_or_better(dtype: torch.dtype) -> None:
         assert not value.requires_grad
     assert need.images.dtype == torch.int64
     assert set(need.state_dict()) == {"level", "images"}
-    assert read(need) == pytest.approx(loop([logs.detach()]), rel=max(1e-6, torch.finfo(dtype).eps))
+    assert read(need) == pytest.approx(
+        loop_level([logs.detach()], USUAL), rel=max(1e-6, torch.finfo(dtype).eps)
+    )
 
 
 def test_a_batch_counts_where_the_stream_is_followed_and_not_where_it_is_settled() -> None:
     need, logs = StepScale(USUAL, WIDE), draw(0, 4, 6, 4)
-    need.follow(logs)
+    need.update(logs)
     with settled_stream(need), following_stream(need):
-        need.follow(logs)
+        need.update(logs)
     with following_stream(need), settled_stream(need):
-        need.follow(logs)
+        need.update(logs)
     assert read(need) == (USUAL + 0.1, 0)
     with following_stream(nn.ModuleList([need])):
-        need.follow(logs)
-    assert read(need) == pytest.approx(loop([logs]))
+        need.update(logs)
+    assert read(need) == pytest.approx(loop_level([logs], USUAL))
     assert need.follows
 
 
 def test_nothing_waits_for_the_device() -> None:
     need, logs = StepScale(USUAL, torch.zeros(())), draw(0, 4, 8, 4).float()
     with Watch() as watch, following_stream(need):
-        need.follow(logs)
+        need.update(logs)
         need.factor()
     assert {"lerp", "clamp"} <= watch.names
     assert not watch.names & WAITING
@@ -220,9 +202,9 @@ def test_the_graph_of_the_batch_is_not_kept() -> None:
 def test_what_is_neither_yes_nor_no_is_refused(value: Any) -> None:
     """A word would pass for yes, and 0 for what it is not."""
     with pytest.raises(ValueError, match=r"adaptive_step must be True, False or None, got "):
-        choose_step_scale(value, 0.1, "sgd")
-    assert choose_step_scale(None, 0.1, "sgd") == choose_step_scale(True, 0.1, "sgd") == 0.1
-    assert choose_step_scale(False, 0.1, "sgd") is choose_step_scale(None, 0.1, "adam") is None
+        choose_source_loss(value, 0.1, "sgd")
+    assert choose_source_loss(None, 0.1, "sgd") == choose_source_loss(True, 0.1, "sgd") == 0.1
+    assert choose_source_loss(False, 0.1, "sgd") is choose_source_loss(None, 0.1, "adam") is None
 
 
 @pytest.mark.parametrize("value", [True, "0.1", torch.tensor(0.1)], ids=str)

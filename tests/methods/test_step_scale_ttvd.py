@@ -13,10 +13,9 @@ import torch
 from torch import Tensor
 
 import ttvd
-from tests.methods.conftest import build_net, build_sites, build_stream
-from tests.methods.test_label_shift import WAITING
-from tests.methods.test_step_scale import bound, loop
-from tests.methods.test_ttvd_streams import Watch
+from tests.helpers.methods import WAITING, Watch, build_net, build_sites, build_stream
+from tests.helpers.methods import bound_factor as bound
+from tests.helpers.methods import loop_level as loop
 from ttvd.data.corruptions import corrupt
 from ttvd.data.digits import split_digits
 from ttvd.methods.ttvd.step_scale import StepScale
@@ -53,7 +52,7 @@ def stream() -> list[Tensor]:
 
 def read(adapter: ttvd.Adapter) -> tuple[float, int]:
     state = adapter.state_dict()
-    return float(state["need.level"]), int(state["need.images"])
+    return float(state["step_scale.level"]), int(state["step_scale.images"])
 
 
 @torch.no_grad()
@@ -65,7 +64,7 @@ def see_rotations(adapter: ttvd.TTVD, x: Tensor, views: int = 4) -> Tensor:
 
 
 def drop_need(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name: value for name, value in state.items() if not name.startswith("need.")}
+    return {name: value for name, value in state.items() if not name.startswith("step_scale.")}
 
 
 def affine(adapter: ttvd.Adapter) -> dict[str, Tensor]:
@@ -92,8 +91,8 @@ IMPOSSIBLE += [{"outputs": 3}, {"outputs": 3, "views": 1}, {"usual": None}, {"na
 def test_steps_go_by_need_where_that_is_known(options: dict[str, Any]) -> None:
     adapter = make_adapter(**options)
     assert isinstance(adapter.step_scale, StepScale)
-    assert adapter.step_scale.usual == options.get("usual", USUAL)
-    assert adapter.state_dict()["need.level"].dtype == torch.float64
+    assert adapter.step_scale.source_loss == options.get("usual", USUAL)
+    assert adapter.state_dict()["step_scale.level"].dtype == torch.float64
 
 
 @pytest.mark.parametrize("options", [*IMPOSSIBLE, {"adaptive_step": False}], ids=str)
@@ -202,7 +201,7 @@ def test_without_need_parameters_stay_and_statistics_follow(options: dict[str, A
         assert names
         assert all(not torch.equal(after[name], before[name]) for name in names)
         assert all(torch.equal(after[name], frozen.snapshot()[name]) for name in names)
-    assert int(after["label_shift.images"]) == int(after["need.images"]) == 25
+    assert int(after["label_shift.images"]) == int(after["step_scale.images"]) == 25
     assert adapter.step_scale is not None
     assert float(adapter.step_scale.factor()) == 0.0
 
@@ -238,7 +237,7 @@ def test_the_state_comes_and_goes_with_the_adapter() -> None:
         assert read(adapter) == fresh
         assert all(torch.equal(adapter(x), y) for x, y in zip(batches, first, strict=False))
         assert read(adapter) == early
-    with pytest.raises(ValueError, match=r"2 entries are missing.*'need.images'"):
+    with pytest.raises(ValueError, match=r"2 entries are missing.*'step_scale.images'"):
         other.load_state_dict(make_adapter(adaptive_step=False).state_dict())
 
 
@@ -250,9 +249,9 @@ def test_the_state_has_the_type_of_the_adapter() -> None:
         adapter(x)
     level, images = read(adapter)
     assert images == 8
-    assert adapter.state_dict()["need.level"].dtype == torch.float32
-    assert adapter.double().state_dict()["need.level"].dtype == torch.float64
-    assert adapter.state_dict()["need.images"].dtype == torch.int64
+    assert adapter.state_dict()["step_scale.level"].dtype == torch.float32
+    assert adapter.double().state_dict()["step_scale.level"].dtype == torch.float64
+    assert adapter.state_dict()["step_scale.images"].dtype == torch.int64
     assert read(adapter) == (level, images)
     assert adapter(x.double()).dtype == torch.float64
 

@@ -8,7 +8,7 @@ from benchmarks.clock import StorageCounter
 from torch import Tensor, nn
 
 import ttvd
-from ttvd.methods.adapter import Validation
+from ttvd.engine.module import Validation
 from ttvd.methods.shared.losses import entropy
 from ttvd.methods.shared.supports import FeatureSupports, Supports
 from ttvd.methods.t3a import T3A

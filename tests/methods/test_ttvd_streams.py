@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import ttvd
-from tests.methods.test_ttvd_terms import OFF, images, make_adapter
+from tests.helpers.methods import OFF, WAITING, Watch, draw_images, make_ttvd
 from ttvd.methods.shared.losses import log_posteriors, log_rotations
 from ttvd.nn.resnet import ResNet
 from ttvd.testing import make_world
@@ -149,10 +148,10 @@ def test_what_is_done_to_answers_teaches_nothing_but_their_class(
     objective: str, options: dict[str, Any]
 ) -> None:
     """A factor leaves the class as it is, and objectives without a class see nothing of the answer."""
-    plain = make_adapter(objective=objective, diversity_weight=1.0)
-    treated = make_adapter(objective=objective, diversity_weight=1.0, **options)
+    plain = make_ttvd(objective=objective, diversity_weight=1.0)
+    treated = make_ttvd(objective=objective, diversity_weight=1.0, **options)
     for seed in range(3):
-        before, after = plain(images(seed=seed)), treated(images(seed=seed))
+        before, after = plain(draw_images(seed=seed)), treated(draw_images(seed=seed))
         assert (before.softmax(1) - after.softmax(1)).abs().max() > 1e-4
         if "output_temperature" in options:
             torch.testing.assert_close(after, before / 2)
@@ -163,14 +162,14 @@ def test_what_is_done_to_answers_teaches_nothing_but_their_class(
 def test_the_class_that_is_answered_is_learnt() -> None:
     """Where shares change an answer, they change the step; it is that of the answer given as the label."""
     plain, treated, x = (
-        make_adapter(agreement_filter=False),
-        make_adapter(agreement_filter=False, prior=0.1),
-        images(24),
+        make_ttvd(agreement_filter=False),
+        make_ttvd(agreement_filter=False, prior=0.1),
+        draw_images(24),
     )
     label = treated.predict(x).argmax(1)
     assert (plain.predict(x).argmax(1) != label).any(), "no answer was corrected: this shows nothing"
     step = treated.loss(x)
-    _, logits = treated._look(x)
+    _, logits = treated.forward_views(x)
     wanted = torch.stack(
         [-logits[a].log_softmax(1)[i, 4 * int(label[i]) + a] for a in range(4) for i in range(24)]
     ).mean()
@@ -184,11 +183,11 @@ def test_the_class_that_is_answered_is_learnt() -> None:
 def test_a_smaller_batch_takes_a_smaller_step() -> None:
     """While the size stays, it is the learning rate that is divided; from the full size on nothing changes."""
     for size, share in ((4, 0.5), (1, 0.125), (8, 1.0), (12, 1.0)):
-        scaled = make_adapter(reference_batch_size=8, lr=0.01, diversity_weight=1.0)
-        slow = make_adapter(lr=0.01 * share, diversity_weight=1.0)
+        scaled = make_ttvd(reference_batch_size=8, lr=0.01, diversity_weight=1.0)
+        slow = make_ttvd(lr=0.01 * share, diversity_weight=1.0)
         for seed in range(3):
-            scaled(images(size, seed))
-            slow(images(size, seed))
+            scaled(draw_images(size, seed))
+            slow(draw_images(size, seed))
         theirs = slow.state_dict()
         for name, value in scaled.state_dict().items():
             if name.startswith("model."):
@@ -197,12 +196,12 @@ def test_a_smaller_batch_takes_a_smaller_step() -> None:
 
 def test_known_rotations_teach_where_the_filter_keeps_nothing() -> None:
     options: dict[str, Any] = {"diversity_weight": 0.0, "adaptive_step": False}
-    silent, taught = make_adapter(**options), make_adapter(**options, rotation_weight=1.0)
+    silent, taught = make_ttvd(**options), make_ttvd(**options, rotation_weight=1.0)
     for adapter in (silent, taught):
-        adapter._keep = lambda z, logits, out: torch.zeros(len(out), dtype=torch.bool)  # type: ignore[method-assign]
-    fresh = make_adapter(adaptive_step=False)
-    silent(images())
-    taught(images())
+        adapter._filter = lambda z, logits, scores: torch.zeros(len(scores), dtype=torch.bool)  # type: ignore[method-assign]
+    fresh = make_ttvd(adaptive_step=False)
+    silent(draw_images())
+    taught(draw_images())
     assert float(silent.kept) == 0.0
     assert float(taught.kept) == 1.0
     assert differing(silent, fresh) == 0.0
@@ -210,11 +209,11 @@ def test_known_rotations_teach_where_the_filter_keeps_nothing() -> None:
 
 
 def test_known_rotations_become_better_known() -> None:
-    adapter = make_adapter(agreement_filter=True, diversity_weight=0.0, rotation_weight=3.0, lr=0.02)
-    x = images(16)
+    adapter = make_ttvd(agreement_filter=True, diversity_weight=0.0, rotation_weight=3.0, lr=0.02)
+    x = draw_images(16)
 
     def miss() -> float:
-        _, logits = adapter._look(x)
+        _, logits = adapter.forward_views(x)
         return -float(log_rotations(log_posteriors(logits), 4).diagonal(dim1=0, dim2=2).mean())
 
     with torch.no_grad():
@@ -231,7 +230,7 @@ def test_the_contract_is_kept_with_all_terms(name: str, rotations: bool) -> None
     model, make = make_world(
         name, rotations=rotations, **(ALL if rotations else {**ALL, "rotation_weight": 0.0})
     )
-    ttvd.check_adapter(make, model, [images(seed=seed) for seed in range(4)])
+    ttvd.check_adapter(make, model, [draw_images(seed=seed) for seed in range(4)])
 
 
 @pytest.mark.parametrize("options", [{"agreement_filter": False, **ALL}, {}], ids=["all terms", "default"])
@@ -256,48 +255,28 @@ def test_single_images_and_heads_of_any_size_stay_finite(
 
 
 def test_under_autocast_the_terms_are_in_float32() -> None:
-    adapter = make_adapter(**ALL)
+    adapter = make_ttvd(**ALL)
     with torch.autocast("cpu", torch.bfloat16):
-        step = adapter.loss(images())
+        step = adapter.loss(draw_images())
     assert step.loss.dtype == step.out.dtype == torch.float32
-    assert adapter.accelerate(precision="bfloat16")(images()).dtype == torch.float32
-
-
-class Watch(TorchDispatchMode):
-    """Remembers which operations ran."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: set[str] = set()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run one operation and write down its name."""
-        self.names.add(func._schema.name.removeprefix("aten::"))
-        return func(*args, **(kwargs or {}))
+    assert adapter.accelerate(precision="bfloat16")(draw_images()).dtype == torch.float32
 
 
 def test_nothing_waits_for_the_device() -> None:
-    adapter = make_adapter(**ALL)
-    adapter(images())
+    adapter = make_ttvd(**ALL)
+    adapter(draw_images())
     with Watch() as watch:
-        adapter.take_step(images())
+        adapter.adapt(draw_images())
     assert "logsumexp" in watch.names
-    assert not watch.names & {
-        "_local_scalar_dense",
-        "equal",
-        "nonzero",
-        "is_nonzero",
-        "masked_select",
-        "index",
-    }
+    assert not watch.names & WAITING
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_steps_with_all_terms_are_recorded() -> None:
-    recorded, written = (make_adapter(device="cuda", **ALL) for _ in range(2))
+    recorded, written = (make_ttvd(device="cuda", **ALL) for _ in range(2))
     written.capture = "never"
     for seed in range(4):
-        x = images(seed=seed).cuda()
+        x = draw_images(seed=seed).cuda()
         torch.testing.assert_close(recorded(x).softmax(1), written(x).softmax(1), rtol=0.0, atol=1e-5)
-    assert recorded._steps.obstacle is None
-    assert any(recording is not None for recording in recorded._steps._shapes.values())
+    assert recorded.runner.obstacle is None
+    assert recorded.runner.captured_steps()

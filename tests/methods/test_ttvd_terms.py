@@ -13,26 +13,15 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import ttvd
+from tests.helpers.methods import OFF, draw_images, make_ttvd
 from ttvd.methods.shared import losses as objectives
-from ttvd.testing import make_world
 
 BOUNDED = settings(deadline=None, derandomize=True, max_examples=40)
 SEEDS = st.integers(0, 2**16)
-OFF: dict[str, Any] = {
-    "diversity_weight": 0.0,
-    "rotation_weight": 0.0,
-    "slr_weight": 0.0,
-    "prior": None,
-    "output_temperature": 1.0,
-    "reference_batch_size": 1,
-    "momentum": 0.9,
-    "statistics": ttvd.Statistics.batch(),
-}
-"""The consensus, and nothing besides."""
 
 
-def soft_ratio(logits: Tensor) -> Tensor:
-    return objectives.soft_ratio(objectives.log_posteriors(logits))
+def soft_likelihood_ratio(logits: Tensor) -> Tensor:
+    return objectives.soft_likelihood_ratio(objectives.log_posteriors(logits))
 
 
 def log_rotations(logits: Tensor, rotations: int) -> Tensor:
@@ -73,7 +62,7 @@ def assert_same_with_gradient(
 @given(seed=SEEDS, rows=st.integers(1, 4), cells=st.integers(2, 9))
 def test_ratio_is_the_plain_formula(seed: int, rows: int, cells: int) -> None:
     assert_same_with_gradient(
-        soft_ratio, lambda x: torch.stack([plain_ratio(row) for row in x]), draw(seed, rows, cells)
+        soft_likelihood_ratio, lambda x: torch.stack([plain_ratio(row) for row in x]), draw(seed, rows, cells)
     )
 
 
@@ -98,7 +87,9 @@ def test_rotations_are_the_plain_formula(
     assert log_rotations(logits, rotations).shape == (views, images, rotations)
 
 
-@pytest.mark.parametrize("function", [soft_ratio, lambda x: log_rotations(x, 4)], ids=["ratio", "rotations"])
+@pytest.mark.parametrize(
+    "function", [soft_likelihood_ratio, lambda x: log_rotations(x, 4)], ids=["ratio", "rotations"]
+)
 @BOUNDED
 @given(seed=SEEDS, offset=st.floats(-50, 50))
 def test_constants_of_rows_do_not_matter(
@@ -114,7 +105,9 @@ EXTREMES = torch.tensor(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("function", [soft_ratio, lambda x: log_rotations(x, 2)], ids=["ratio", "rotations"])
+@pytest.mark.parametrize(
+    "function", [soft_likelihood_ratio, lambda x: log_rotations(x, 2)], ids=["ratio", "rotations"]
+)
 def test_extreme_logits_have_finite_losses_and_gradients(
     function: Callable[[Tensor], Tensor], dtype: torch.dtype
 ) -> None:
@@ -129,7 +122,7 @@ def test_extreme_logits_have_finite_losses_and_gradients(
 def test_ratio_pulls_where_entropy_has_stopped() -> None:
     """In the limit the loss is the margin itself, and its slope by the winner's logit -1, in float32 too."""
     logits = torch.tensor([[200.0, 0.0, 0.0]], requires_grad=True)
-    loss = soft_ratio(logits)
+    loss = soft_likelihood_ratio(logits)
     assert loss.item() == pytest.approx(math.log(2) - 200)
     (gradient,) = torch.autograd.grad(loss, logits)
     torch.testing.assert_close(gradient, torch.tensor([[-1.0, 0.5, 0.5]]))
@@ -139,22 +132,12 @@ def test_ratio_pulls_where_entropy_has_stopped() -> None:
 def test_half_precision_is_left() -> None:
     logits = draw(0, 4, 3, 12).bfloat16()
     with torch.autocast("cpu", torch.bfloat16):
-        found = soft_ratio(logits), log_rotations(logits, 4)
+        found = soft_likelihood_ratio(logits), log_rotations(logits, 4)
     for value, truth in zip(
-        found, (soft_ratio(logits.double()), log_rotations(logits.double(), 4)), strict=True
+        found, (soft_likelihood_ratio(logits.double()), log_rotations(logits.double(), 4)), strict=True
     ):
         assert value.dtype == torch.float32
         torch.testing.assert_close(value.double(), truth, rtol=1e-4, atol=1e-5)
-
-
-def make_adapter(name: str = "ttvd", rotations: bool = True, **parameters: Any) -> ttvd.TTVD:
-    adapter = make_world(name, rotations=rotations, **{**OFF, **parameters})[1]()
-    assert isinstance(adapter, ttvd.TTVD)
-    return adapter
-
-
-def images(b: int = 8, seed: int = 0) -> Tensor:
-    return torch.rand(b, 1, 8, 8, generator=torch.Generator().manual_seed(seed))
 
 
 def test_the_registry_knows_the_parameters() -> None:
@@ -189,11 +172,11 @@ def test_the_registry_knows_the_parameters() -> None:
 )
 def test_options_that_cannot_be_meant(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        make_adapter(**options)
+        make_ttvd(**options)
 
 
 @pytest.mark.parametrize("name", ["ttvd", "vd", "civd", "pd"])
 def test_known_rotations_need_a_head_that_knows_them(name: str) -> None:
-    with pytest.raises(ValueError, match="known needs a head that tells rotations apart"):
-        make_adapter(name, rotations=False, rotation_weight=0.1)
-    assert make_adapter(name, rotations=False, slr_weight=0.1)(images()).isfinite().all()
+    with pytest.raises(ValueError, match="rotation_weight needs a head"):
+        make_ttvd(name, rotations=False, rotation_weight=0.1)
+    assert make_ttvd(name, rotations=False, slr_weight=0.1)(draw_images()).isfinite().all()

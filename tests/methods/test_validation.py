@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 import ttvd
 from ttvd.nn.fingerprint import fingerprint
+from ttvd.nn.resnet import ResNet
 
 
 def make_net(outputs: int = 3) -> nn.Module:
@@ -260,3 +261,11 @@ class TestSites:
         out = ttvd.TTVD(net, self.sites(net, classes=1, dim=8), prior=None)(images())
         assert out.shape == (4, 1)
         assert out.isfinite().all()
+
+
+def test_skipped_layers_do_not_adapt() -> None:
+    net = ResNet(3, in_channels=1, widths=(8, 8), blocks=(1, 1))
+    sar = ttvd.create("sar", net, skip=("stages.1",))
+    assert isinstance(sar, ttvd.GradientAdapter)
+    assert len(sar.adapting()) == 6
+    assert sar.optimizer.size == 48

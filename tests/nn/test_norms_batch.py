@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from ttvd.engine import fused_norm as renorm
-from ttvd.engine.fused_norm import Known, Scale, Scales
+from ttvd.engine.fused_norm import NormStats, RenormFactors, SharedFactors
 from ttvd.nn.norms import Statistics, StreamNorm, apply_statistics, following_stream
 
 TEXTS = ["track:16:512:renorm", "track:16:512", "momentum:0.1:renorm"]
@@ -103,7 +103,7 @@ def compare(text: str, drive: Callable[[Net, Call], list[Tensor]]) -> None:
     weigh(*wanted).backward()
     assert_alike(net, twin, *zip(found, wanted, strict=True))
     assert any(not torch.equal(buffer, before[name]) for name, buffer in net.named_buffers())
-    assert all(not part.heard and part.norm_batch is None for part in norms_of(net))
+    assert all(not part.pending and part.norm_batch is None for part in norms_of(net))
 
 
 def norms_of(net: nn.Module) -> Iterator[StreamNorm]:
@@ -225,16 +225,16 @@ def test_norms_of_different_eps_are_those_of_a_block_for_each(text: str) -> None
 
 
 def break_once(monkeypatch: pytest.MonkeyPatch, when: int) -> list[int]:
-    """Let the computation of scales fail at its n-th call; returns a list of how many norms were in each."""
-    right, calls = renorm._scale, list[int]()
+    """Let the computation of factors fail at its n-th call; returns a list of how many norms were in each."""
+    right, calls = renorm._compute_factors, list[int]()
 
-    def scale(norms: list[Known]) -> list[Scale]:
+    def compute(norms: list[NormStats]) -> list[RenormFactors]:
         calls.append(len(norms))
         if len(calls) == when:
             raise RuntimeError("out of memory")
         return right(norms)
 
-    monkeypatch.setattr(renorm, "_scale", scale)
+    monkeypatch.setattr(renorm, "_compute_factors", compute)
     return calls
 
 
@@ -243,7 +243,7 @@ def test_scales_are_found_after_a_failure(monkeypatch: pytest.MonkeyPatch, when:
     torch.manual_seed(0)
     kinds = [(3, 0.1, True), (2, 1e-5, True), (4, 0.1, True), (2, 0.1, False), (1, 1e-5, True)]
     known = [
-        Known(
+        NormStats(
             torch.randn(c) if w else None,
             None,
             torch.rand(c),
@@ -254,17 +254,17 @@ def test_scales_are_found_after_a_failure(monkeypatch: pytest.MonkeyPatch, when:
         )
         for c, eps, w in kinds
     ]
-    scales, alone = Scales(), [renorm._scale([one])[0] for one in known]
-    numbers = [scales.add(one) for one in known[:4]]
+    factors, alone = SharedFactors(), [renorm._compute_factors([one])[0] for one in known]
+    numbers = [factors.add(one) for one in known[:4]]
     calls = break_once(monkeypatch, when)
     with pytest.raises(RuntimeError, match="out of memory"):
-        scales.find(numbers[-1])
-    numbers.append(scales.add(known[-1]))
+        factors.find(numbers[-1])
+    numbers.append(factors.add(known[-1]))
     for number, wanted in zip(reversed(numbers), reversed(alone), strict=True):
-        torch.testing.assert_close(scales.find(number), wanted)
+        torch.testing.assert_close(factors.find(number), wanted)
     assert sum(calls[when:]) == len(known)
-    late = scales.add(known[0])
-    torch.testing.assert_close(scales.find(late), alone[0])
+    late = factors.add(known[0])
+    torch.testing.assert_close(factors.find(late), alone[0])
     assert calls[-1] == 1
 
 

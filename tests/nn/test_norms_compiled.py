@@ -1,5 +1,6 @@
 """Norms that follow the stream, in compiled graphs: the same gradients and averages, though graphs write nothing."""
 
+from collections.abc import Iterator
 from typing import Any
 from unittest.mock import patch
 
@@ -9,8 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from tests.helpers.engine import compiling_by
 from ttvd.engine.fused_norm import find_moments
 from ttvd.nn.norms import Statistics, apply_statistics, following_stream
+
+
+@pytest.fixture(autouse=True)
+def quick_compiler() -> Iterator[None]:
+    with compiling_by("aot_eager"):
+        yield
 
 
 class Recurrent(nn.Module):
@@ -40,7 +48,7 @@ def make_net(policy: str) -> nn.Module:
 
 def follow(net: nn.Module, x: Tensor, compiled: bool) -> list[Tensor]:
     """Gradients of the parameters."""
-    graph: Any = torch.compile(net, backend="aot_eager", dynamic=False) if compiled else net
+    graph: Any = torch.compile(net, dynamic=False) if compiled else net
     with following_stream(net):
         out = graph(x)
         weights = torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view_as(out)

@@ -1,57 +1,13 @@
 """Mixed statistics and renormalised gradients, against formulas written out in double precision."""
 
 import copy
-from typing import cast
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from ttvd.nn.norms import Statistics, StreamNorm, apply_statistics, following_stream
-
-MIXED = ["source:renorm", "prior:0.2", "prior:0.2:renorm", "count:16:renorm", "momentum:0.1:renorm"]
-MIXED += ["track:12:100", "track:12:100:renorm", "track:0:inf:renorm", "momentum:1:renorm"]
-
-
-def make_layer(channels: int = 3, affine: bool = True, dtype: torch.dtype = torch.float64) -> nn.BatchNorm2d:
-    generator = torch.Generator().manual_seed(0)
-    layer = nn.BatchNorm2d(channels, affine=affine).eval()
-    for tensor, low in ((layer.running_mean, -1.0), (layer.running_var, 0.5)):
-        assert tensor is not None
-        tensor.uniform_(low, 2.0, generator=generator)
-    if affine:
-        with torch.no_grad():
-            layer.weight.uniform_(0.5, 2.0, generator=generator)
-            layer.bias.uniform_(-1.0, 1.0, generator=generator)
-    return layer.to(dtype)
-
-
-def make_norm(text: str, **options: object) -> StreamNorm:
-    norm = apply_statistics(make_layer(**options), Statistics.parse(text))  # type: ignore[arg-type]
-    return cast(StreamNorm, norm)
-
-
-def make_input(*shape: int, seed: int = 1) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return 1.5 * torch.randn(shape, generator=generator, dtype=torch.float64) + 0.7
-
-
-def write_out(x: Tensor, norm: StreamNorm, share: float) -> Tensor:
-    """The norm on paper, ``share`` that of the batch; renormalised with what is constant detached."""
-    assert norm.running_mean is not None
-    assert norm.running_var is not None
-    shape = (1, -1) + (1,) * (x.ndim - 2)
-    dims = [0, *range(2, x.ndim)]
-    own_mean = x.mean(dims)
-    own_std = ((x - own_mean.view(shape)) ** 2).mean(dims).add(norm.eps).sqrt()
-    mean = (1 - share) * norm.running_mean + share * own_mean
-    std = ((1 - share) * norm.running_var + share * (own_std**2 - norm.eps) + norm.eps).sqrt()
-    if norm.statistics.renorm:
-        r, d = (own_std / std).detach(), ((own_mean - mean) / std).detach()
-        out = (x - own_mean.view(shape)) / own_std.view(shape) * r.view(shape) + d.view(shape)
-    else:
-        out = (x - mean.view(shape)) / std.view(shape)
-    return out if not norm.affine else out * norm.weight.view(shape) + norm.bias.view(shape)
+from tests.helpers.engine import MIXED, compiling_by, make_input, make_norm, write_out
+from ttvd.nn.norms import Statistics, StreamNorm, following_stream
 
 
 @pytest.mark.parametrize("affine", [True, False])
@@ -181,24 +137,30 @@ def test_as_the_compiler_sees_it(text: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")  # of the compiler's own
-@pytest.mark.parametrize("text", ["momentum:0.5", "track:12:100:renorm"])
-def test_gradients_of_a_compiled_network_know_the_averages_of_before(text: str) -> None:
+@pytest.mark.parametrize(
+    ("text", "backend"),
+    [("momentum:0.5", "aot_eager_decomp_partition"), ("track:12:100:renorm", "inductor")],
+)
+def test_gradients_of_a_compiled_network_know_the_averages_of_before(text: str, backend: str) -> None:
     """What a graph keeps for its backward pass must not be what the forward pass has written meanwhile."""
-    torch.compiler.reset()
-    torch.manual_seed(0)
-    net = nn.Sequential(make_norm(text), nn.ReLU(), nn.Conv2d(3, 3, 3, padding=1).double(), make_norm(text))
-    twin, x = copy.deepcopy(net), make_input(8, 3, 5, 5)
-    compiled = torch.compile(net, dynamic=False)
-    for _ in range(2):
-        gradients = []
-        for one, of in ((compiled, net), (twin, twin)):
-            adapting = [p for name, p in of.named_parameters() if not name.startswith("2.")]
-            with following_stream(of):
-                out = one(x)
-                gradients.append(torch.autograd.grad(out.square().mean() + out.pow(3).mean(), adapting))
-        torch.testing.assert_close(*gradients)
-        for found, wanted in zip(net.buffers(), twin.buffers(), strict=True):
-            torch.testing.assert_close(found, wanted)
+    with compiling_by(backend):
+        torch.compiler.reset()
+        torch.manual_seed(0)
+        net = nn.Sequential(
+            make_norm(text), nn.ReLU(), nn.Conv2d(3, 3, 3, padding=1).double(), make_norm(text)
+        )
+        twin, x = copy.deepcopy(net), make_input(8, 3, 5, 5)
+        compiled = torch.compile(net, dynamic=False)
+        for _ in range(2):
+            gradients = []
+            for one, of in ((compiled, net), (twin, twin)):
+                adapting = [p for name, p in of.named_parameters() if not name.startswith("2.")]
+                with following_stream(of):
+                    out = one(x)
+                    gradients.append(torch.autograd.grad(out.square().mean() + out.pow(3).mean(), adapting))
+            torch.testing.assert_close(*gradients)
+            for found, wanted in zip(net.buffers(), twin.buffers(), strict=True):
+                torch.testing.assert_close(found, wanted)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

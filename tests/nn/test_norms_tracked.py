@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import ttvd
-from tests.nn.test_norms_gradient import MIXED, make_input, make_norm, write_out
+from tests.helpers.engine import MIXED, make_input, make_norm, write_out
 from ttvd.methods import Adapter
 from ttvd.nn.norms import Statistics, StreamNorm, apply_statistics, following_stream, running_buffers
 

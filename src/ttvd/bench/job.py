@@ -19,9 +19,9 @@ from ttvd.data.loading import prefetch
 from ttvd.data.sets import ImageFolder
 from ttvd.data.streams import Order
 from ttvd.engine.acceleration import Precision
-from ttvd.engine.step_runner import is_compiled
+from ttvd.engine.module import is_compiled
 from ttvd.methods import Adapter, create, find_method
-from ttvd.methods.fitting import fit_to_method
+from ttvd.methods.registry import prepare_model
 from ttvd.nn.instance_norm import InstanceAwareBatchNorm2d
 from ttvd.nn.norms import Statistics
 
@@ -119,7 +119,7 @@ def build_adapter(spec: Spec, resources: Resources) -> Adapter:
     method, source = find_method(spec.method), resources.source(spec.checkpoint)
     statistics = resources.source_statistics(method, spec.checkpoint, spec.data, spec.sites, spec.views)
     parameters = {name: _from_plain(name, value) for name, value in spec.parameters.items()}
-    adapter = create(spec.method, fit_to_method(source, method, spec.views), **statistics, **parameters)
+    adapter = create(spec.method, prepare_model(source, method, spec.views), **statistics, **parameters)
     adapter = adapter.to(resources.device)
     half, compiled = spec.precision == "bfloat16", resources.config.compiled
     if half or compiled:

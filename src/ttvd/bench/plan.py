@@ -15,7 +15,7 @@ from ttvd.bench.recipe import Entry, Recipe, hint_at_quotes, list_entries, sugge
 from ttvd.bench.resources import CORRUPTED, SOURCE_STATISTICS, Resources
 from ttvd.bench.spec import OFFICIAL, ORDERS, Domain, Member, Spec
 from ttvd.methods import find_method
-from ttvd.methods.fitting import fit_to_method
+from ttvd.methods.registry import prepare_model
 
 
 def plan(recipe: Recipe, resources: Resources) -> list[Member]:
@@ -289,7 +289,7 @@ def _check_outputs(spec: Spec, resources: Resources) -> None:
         return  # the estimation of sites compares labels and head
     else:
         with torch.no_grad():
-            model = fit_to_method(resources.source(spec.checkpoint), method, spec.views)
+            model = prepare_model(resources.source(spec.checkpoint), method, spec.views)
             outputs = model(x).shape[1]
     if restriction is not None:
         classes, exact = restriction.outputs, True

@@ -16,7 +16,7 @@ from ttvd.bench.spec import CLEAN, OFFICIAL, Domain, Spec, WorkerConfig
 from ttvd.data.corruptions import corrupt
 from ttvd.data.sets import ClassMap, ImageFolder, ImageSet, find_classes, load_set
 from ttvd.methods import Adapter, Method
-from ttvd.methods.fitting import fit_to_method
+from ttvd.methods.registry import prepare_model
 from ttvd.nn.fingerprint import fingerprint
 from ttvd.source import calibrate, collect_features, estimate_fisher, estimate_sites
 from ttvd.source.features import is_held_out
@@ -163,7 +163,7 @@ class Resources:
             return self._estimate_sites(checkpoint, data, fraction) if beside is None else beside
         key = (need, checkpoint, data, "sites" in method.needs, views)
         if key not in self._cache:
-            model = fit_to_method(self.source(checkpoint), method, views)
+            model = prepare_model(self.source(checkpoint), method, views)
             used, _ = self._split_training(data)
             self._cache[key] = (collect_features if need == "features" else estimate_fisher)(model, used)
         return self._cache[key]

@@ -57,7 +57,7 @@ def adapt(
     from ttvd.deploy.inputs import iterate_batches, open_inputs
     from ttvd.deploy.states import Place, StateFile
     from ttvd.methods import create, find_method
-    from ttvd.methods.fitting import fit_to_method
+    from ttvd.methods.registry import prepare_model
     from ttvd.zoo.catalog import load_source
 
     if interpolation not in ("bilinear", "bicubic"):
@@ -74,7 +74,7 @@ def adapt(
     found = load_source(model, weights, sites)
     _check_needs(chosen.name, chosen.needs, found)
     parameters = parse_settings(set_, chosen.parameters())
-    seen = fit_to_method(found, chosen, views).to(check_device(device))
+    seen = prepare_model(found, chosen, views).to(check_device(device))
     adapter = create(method, seen, sites=found.sites, **parameters)
     inputs = open_inputs(source, resize=resize, crop=crop, interpolation=interpolation, gray=gray)  # type: ignore[arg-type]
     prepared = f"resize {resize}, crop {crop}, {interpolation}, {'gray' if gray else 'colours'}"

@@ -1,1 +1,1 @@
-"""How a step runs: as written, as a CUDA graph, or compiled."""
+"""How the step of an adapter runs: eagerly, compiled, or recorded as a CUDA graph. Methods do not see it."""

@@ -1,26 +1,88 @@
-"""What ``torch.compile`` needs to be told."""
+"""``torch.compile`` for steps: functions that it fuses, and networks in a form that it handles well."""
 
-from collections.abc import Callable
-from functools import cache
+import functools
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import ParamSpec, TypeVar
 
 import torch
 
 GRAPHS = 128
-"""Settings and sizes of batches for which one function is compiled in a process."""
+"""How many variants of one function a process may compile: one for each setting and batch shape."""
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
-@cache
+class _Fusing(threading.local):
+    """The type of the device whose steps are compiled at present; None outside of compiled steps."""
+
+    device_type: str | None = None
+
+
+_FUSING = _Fusing()
+
+
+@functools.cache
 def compile_once(function: Callable[P, R]) -> Callable[P, R]:
-    """What ``torch.compile`` makes of a function that is not a network's, for all who use it."""
-    allow_graphs()
+    """The compiled form of a function, shared by all adapters of the process."""
+    raise_recompile_limit()
     return torch.compile(function, dynamic=False)
 
 
-def allow_graphs() -> None:
-    """Let one function have as many graphs as a table has settings; beyond eight, torch would not compile, silently."""
+def fusible(*, writes_scalars: bool = False) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Decorate a function of many small operations. Compiled steps fuse these into few kernels.
+
+    Outside of compiled steps the function runs as it is written.
+
+    Args:
+        writes_scalars: The function writes to tensors of one element in place. Code compiled for a CPU loses such
+            writes, so the function is fused on GPUs only.
+
+    Example:
+        >>> @fusible()
+        ... def double(x: torch.Tensor) -> torch.Tensor:
+        ...     return x + x
+        >>> double(torch.ones(1))
+        tensor([2.])
+    """
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        @functools.wraps(function)
+        def call(*args: P.args, **kwargs: P.kwargs) -> R:
+            device_type = _FUSING.device_type
+            fuse = device_type is not None and not (writes_scalars and device_type == "cpu")
+            return (compile_once(function) if fuse else function)(*args, **kwargs)
+
+        return call
+
+    return decorate
+
+
+@contextmanager
+def fusing(device_type: str | None) -> Iterator[None]:
+    """Fuse the functions marked :func:`fusible` that are called inside; None turns this off."""
+    before, _FUSING.device_type = _FUSING.device_type, device_type
+    try:
+        yield
+    finally:
+        _FUSING.device_type = before
+
+
+def raise_recompile_limit() -> None:
+    """Allow as many variants of a function as a table has settings; torch silently stops compiling after eight."""
     from torch._dynamo import config
 
     config.recompile_limit = max(config.recompile_limit, GRAPHS)
+
+
+def force_eager(compiled: bool) -> AbstractContextManager[object]:
+    """Run ``compiled`` networks as they are written: compiling for a batch shape that comes once does not pay."""
+    return torch.compiler.set_stance("force_eager") if compiled else nullcontext()
+
+
+def is_compiler_error(error: BaseException) -> bool:
+    """Whether ``torch.compile`` itself failed, and not the code that it compiles."""
+    from torch._dynamo.exc import TorchDynamoException
+
+    return isinstance(error, TorchDynamoException)

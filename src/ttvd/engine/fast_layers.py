@@ -1,4 +1,4 @@
-"""Layers that compute the same as torch's, in a form that GPUs and compilers are quicker with."""
+"""Layers that compute the same as torch's, in a form that is faster on GPUs or when compiled."""
 
 from typing import Any
 
@@ -7,20 +7,20 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 CHANNELS = 16
-"""What the channels of folded images are filled up to: tensor cores take eight at a time, and more kernels know 16."""
+"""Number of channels that folded images are padded to: tensor cores need multiples of eight, most kernels have 16."""
 
 
 def fold_conv(x: Tensor, weight: Tensor, bias: Tensor | None, padding: tuple[int, int]) -> Tensor:
-    """A convolution of stride 2, as one of stride 1 on blocks of 2 x 2 pixels.
+    """Compute a convolution of stride 2 as one of stride 1 on blocks of 2 x 2 pixels.
 
-    Tensor cores multiply many channels at a time, of which the first layer of a network has three. With the pixels of
-    a block side by side there are four times as many, and a quarter of the places.
+    Tensor cores multiply many channels at a time, and the first layer of a network has three. With the pixels of a
+    block as channels there are four times as many, at a quarter of the positions.
 
     Args:
-        x: (b, c, h, w), h and w even.
-        weight: (o, c, kh, kw).
-        bias: (o,).
-        padding: Zeros above and below, and on both sides, as in ``F.conv2d``.
+        x: Images (b, c, h, w), h and w even.
+        weight: Weights (o, c, kh, kw).
+        bias: Bias (o,), or None.
+        padding: Rows and columns of zeros on each side, as in ``F.conv2d``.
 
     Example:
         >>> x, weight = torch.rand(2, 3, 8, 8), torch.rand(5, 3, 7, 7)
@@ -31,7 +31,7 @@ def fold_conv(x: Tensor, weight: Tensor, bias: Tensor | None, padding: tuple[int
     pads: list[int] = []
     sizes: list[int] = []
     for side, kernel, zeros in zip(x.shape[2:], weight.shape[2:], padding, strict=True):
-        before = zeros % 2  # a block begins at an even place, so that windows do too
+        before = zeros % 2  # blocks begin at even positions, so windows must too
         after = (kernel + before) % 2
         blocks = (kernel + before + after) // 2
         first = (zeros + before) // 2
@@ -48,11 +48,11 @@ def fold_conv(x: Tensor, weight: Tensor, bias: Tensor | None, padding: tuple[int
 
 
 class FoldedConv(nn.Conv2d):
-    """A convolution of stride 2 on few channels; folded in half precision on a GPU, where that pays."""
+    """A convolution of stride 2 on few channels, folded in half precision on a GPU, where that is faster."""
 
     @classmethod
     def takes(cls, layer: nn.Module) -> bool:
-        """Whether it can stand for a layer."""
+        """Whether it can replace a layer."""
         return (
             type(layer) is nn.Conv2d
             and layer.stride == (2, 2)
@@ -74,7 +74,7 @@ class FoldedConv(nn.Conv2d):
 
 
 class _Frozen(torch.autograd.Function):
-    """A convolution that has gradients by its input alone, which do not depend on the input."""
+    """A convolution with a gradient for its input alone, which does not depend on the input."""
 
     @staticmethod
     def forward(
@@ -95,7 +95,7 @@ class _Frozen(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         (weight,) = ctx.saved_tensors
         sides = zip(ctx.sides, gradient.shape[2:], weight.shape[2:], *ctx.settings, strict=True)
-        # What strides leave over at the end of a side: windows do not reach it.
+        # Rows or columns at the end that no window reaches.
         beyond = [
             side - ((size - 1) * stride - 2 * zeros + dilation * (kernel - 1) + 1)
             for side, size, kernel, stride, zeros, dilation in sides
@@ -105,15 +105,15 @@ class _Frozen(torch.autograd.Function):
 
 
 class FrozenConv(nn.Conv2d):
-    """A convolution; compiled, and where its weights do not adapt, it does not keep its input.
+    """A convolution that does not save its input for the backward pass, if compiled and if its weights do not adapt.
 
-    torch would keep it for the gradients of weights, and then every activation before it reads it twice in the backward
-    pass: it need not, as what the norm before that has kept says the same.
+    torch saves the input for the gradients of the weights, and the backward pass of the activation before it then reads
+    it once more. The tensors that the norm before saves suffice.
     """
 
     @classmethod
     def takes(cls, layer: nn.Module) -> bool:
-        """Whether it can stand for a layer."""
+        """Whether it can replace a layer."""
         return (
             type(layer) is nn.Conv2d and layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
         )
@@ -133,10 +133,10 @@ class FrozenConv(nn.Conv2d):
 
 
 def pool_twice(x: Tensor, kernel: int, stride: int, padding: int) -> Tensor:
-    """The maxima of square windows: along rows, and of these along columns.
+    """Max pooling by square windows in two passes: along rows, then along columns.
 
-    A value lies in up to four windows of 3 x 3 at stride 2, and its gradient must look at all of them; in up to two
-    and two of these. Among equal values the same one has the gradient: the first of the first row.
+    A value lies in up to four windows of 3 x 3 at stride 2, and its gradient must read all of them. In two passes it
+    reads two and two. Among equal values the same one gets the gradient: the first of the first row.
 
     Example:
         >>> x = torch.rand(2, 3, 8, 8)
@@ -148,11 +148,11 @@ def pool_twice(x: Tensor, kernel: int, stride: int, padding: int) -> Tensor:
 
 
 class PoolTwice(nn.MaxPool2d):
-    """A max-pooling by square windows that overlap; in two passes on a GPU, where that pays."""
+    """Max pooling by overlapping square windows, in two passes on a GPU, where that is faster."""
 
     @classmethod
     def takes(cls, layer: nn.Module) -> bool:
-        """Whether it can stand for a layer."""
+        """Whether it can replace a layer."""
         return (
             type(layer) is nn.MaxPool2d
             and isinstance(layer.kernel_size, int)
@@ -176,7 +176,7 @@ class PoolTwice(nn.MaxPool2d):
 
 
 def exchange_layers(network: nn.Module) -> None:
-    """Let layers of a network compute in the quicker form, in place; parameters and names stay."""
+    """Replace layers of a network by their faster forms, in place; parameters and names stay."""
     for layer in network.modules():
         for kind in (FoldedConv, FrozenConv, PoolTwice):
             if kind.takes(layer):

@@ -1,4 +1,4 @@
-"""Many tensors as one vector: what would be a kernel for each of them is one for all."""
+"""Many tensors as one vector, so that one kernel replaces one for each of them."""
 
 from collections.abc import Sequence
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def flatten(tensors: Sequence[Tensor]) -> Tensor:
-    """A copy of tensors of one type and device, one after the other.
+    """Concatenate tensors of one type and device into a new vector.
 
     Example:
         >>> flatten([torch.tensor([[1.0, 2.0]]), torch.tensor(3.0)]).tolist()
@@ -17,13 +17,13 @@ def flatten(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def unflatten(vector: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
-    """Views into a vector, of the shapes of the tensors in ``like``."""
+    """Views into a vector with the shapes of the tensors in ``like``."""
     parts = vector.split([tensor.numel() for tensor in like])
     return [part.view(tensor.shape) for part, tensor in zip(parts, like, strict=True)]
 
 
 def find_runs(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Tensors, but those that follow each other in memory as they do here as one vector, which is a view of them.
+    """Views that join neighbours: tensors that follow each other in memory, in this order, become one vector.
 
     Example:
         >>> whole = torch.arange(5.0)
@@ -44,18 +44,18 @@ def find_runs(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _share_storage(one: Tensor, other: Tensor) -> bool:
-    """Whether one view can cover both: neighbours may be so by accident."""
+    """Whether one view can cover both tensors: they may be neighbours by accident."""
     same = one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
     return same and one.dtype == other.dtype
 
 
 def lay_together(tensors: Sequence[Tensor]) -> bool:
-    """Give tensors of one type and device one piece of memory, in their order; their values stay.
+    """Place tensors of one type and device next to each other in memory, in their order; their values stay.
 
-    Only such as have one dimension and whole blocks of 16 bytes, as kernels want them to begin.
+    Only tensors of one dimension whose size is a multiple of 16 bytes are moved, since kernels need that alignment.
 
     Returns:
-        Whether any has been moved.
+        Whether any tensor was moved.
     """
     groups: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
     for tensor in tensors:
@@ -71,7 +71,7 @@ def lay_together(tensors: Sequence[Tensor]) -> bool:
 def all_finite(tensor: Tensor) -> Tensor:
     """Whether every element is a finite number, as a scalar tensor.
 
-    In one pass; ``isfinite().all()`` has several.
+    This takes one pass; ``isfinite().all()`` takes several.
 
     Example:
         >>> [bool(all_finite(torch.tensor([1.0, value]))) for value in (2.0, -torch.inf, torch.nan)]
@@ -83,7 +83,7 @@ def all_finite(tensor: Tensor) -> Tensor:
 
 @torch.no_grad()
 def copy_all(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Copies of tensors; those of one type and device share their memory."""
+    """Copies of tensors; copies of one type and device share a piece of memory."""
     copies = list(tensors)
     groups: dict[tuple[torch.dtype, torch.device], list[int]] = {}
     for i in _by_place(tensors):
@@ -96,16 +96,16 @@ def copy_all(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _by_place(tensors: Sequence[Tensor]) -> list[int]:
-    """Numbers of tensors in the order in which they lie in memory."""
+    """Indices of tensors in the order in which they lie in memory."""
     return sorted(range(len(tensors)), key=lambda i: tensors[i].data_ptr())
 
 
 @torch.no_grad()
 def keep_where(condition: Tensor, tensors: Sequence[Tensor], others: Sequence[Tensor]) -> None:
-    """Leave the tensors as they are if ``condition``, a scalar, is true; else they become the others, in place.
+    """Keep the tensors if ``condition``, a scalar, is true; otherwise copy the others into them.
 
-    Nothing waits for the device. Pairs need not share a shape (one is spread over the other) or a device with the
-    condition (they stay as they are).
+    Nothing waits for the device. The shape of the other may differ: it is broadcast. Tensors on another device than the
+    condition stay as they are.
 
     Example:
         >>> a, b = torch.zeros(2), torch.ones(2)
@@ -129,17 +129,17 @@ def keep_where(condition: Tensor, tensors: Sequence[Tensor], others: Sequence[Te
 
 
 def write_runs(tensors: Sequence[Tensor], runs: list[Tensor], vector: Tensor) -> None:
-    """Let tensors, and their runs, have the numbers of a vector, one after the other, in place."""
+    """Copy a vector into tensors, one after the other, by their runs from :func:`find_runs`."""
     torch._foreach_copy_(runs, unflatten(vector, runs))
     note_change(tensors, runs)
 
 
 def note_change(tensors: Sequence[Tensor], runs: Sequence[Tensor]) -> None:
-    """Tell autograd of a write to the runs of tensors, of which it sees the first of each alone."""
+    """Tell autograd of a write to the runs of tensors: it notices the first tensor of each run only."""
     if len(runs) < len(tensors):
         torch.autograd.graph.increment_version(list(tensors))
 
 
 def join_runs(runs: Sequence[Tensor]) -> Tensor:
-    """All of :func:`find_runs` as one vector, to be read: a view where it is one already."""
+    """The runs of :func:`find_runs` as one vector to read from; a view where there is one run."""
     return runs[0].reshape(-1) if len(runs) == 1 else flatten(runs)

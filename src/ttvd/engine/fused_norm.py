@@ -1,4 +1,4 @@
-"""Kernels of batch norms whose values follow other statistics than those of the batch."""
+"""Kernels of batch norms that normalise by other statistics than those of the batch."""
 
 from typing import Any, NamedTuple
 
@@ -8,8 +8,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 
-class Known(NamedTuple):
-    """What a norm knows after its pass: its affine parameters, the statistics to use, those of the batch; all (c,)."""
+class NormStats(NamedTuple):
+    """The affine parameters of a norm, the statistics that it uses, and those of the batch; all (c,)."""
 
     weight: Tensor | None
     bias: Tensor | None
@@ -20,14 +20,14 @@ class Known(NamedTuple):
     eps: float
 
 
-class Scale(NamedTuple):
-    """What the gradient of a norm needs of its channels: all (c,).
+class RenormFactors(NamedTuple):
+    """Factors that the gradient of a norm needs for each channel; all (c,).
 
     Attributes:
         batch_invstd: 1 / std of the batch.
         ratio: r = std of the batch / std.
         offset: d = (mean of the batch - mean) / std.
-        slope: Weight times r.
+        slope: The weight of the norm times r.
     """
 
     batch_invstd: Tensor
@@ -36,85 +36,90 @@ class Scale(NamedTuple):
     slope: Tensor
 
 
-class Scales:
-    """Scales of all norms of a pass, computed together when the first of them is asked for.
+class SharedFactors:
+    """The factors of all norms of a forward pass, computed together when the first of them is needed.
 
-    A norm has a few dozen channels and a network dozens of norms: a few operations on all channels take the place of
-    a few for every norm.
+    A norm has a few dozen channels and a network dozens of norms. A few operations on all channels replace a few for
+    every norm.
     """
 
     def __init__(self) -> None:
-        self._known: list[Known] = []
-        self._found: dict[int, Scale] = {}
+        self._stats: list[NormStats] = []
+        self._found: dict[int, RenormFactors] = {}
 
-    def add(self, known: Known) -> int:
-        """Announce a norm; returns the number to ask with."""
-        self._known.append(known)
-        return len(self._known) - 1
+    def add(self, stats: NormStats) -> int:
+        """Add a norm; returns its number."""
+        self._stats.append(stats)
+        return len(self._stats) - 1
 
-    def find(self, number: int) -> Scale:
-        """The scale of the norm with this number."""
+    def find(self, number: int) -> RenormFactors:
+        """The factors of the norm with this number."""
         if number not in self._found:
             groups: dict[tuple[Any, ...], list[int]] = {}
-            for i, known in enumerate(self._known):
+            for i, stats in enumerate(self._stats):
                 if i not in self._found:
-                    kind = (known.mean.dtype, known.mean.device, known.eps, known.weight is None)
+                    kind = (stats.mean.dtype, stats.mean.device, stats.eps, stats.weight is None)
                     groups.setdefault(kind, []).append(i)
-            made: dict[int, Scale] = {}
+            made: dict[int, RenormFactors] = {}
             for group in groups.values():
-                made.update(zip(group, _scale([self._known[i] for i in group]), strict=True))
+                made.update(zip(group, _compute_factors([self._stats[i] for i in group]), strict=True))
             self._found |= made
         return self._found[number]
 
 
 @torch.no_grad()
-def _scale(norms: list[Known]) -> list[Scale]:
-    eps, sizes = norms[0].eps, [len(known.mean) for known in norms]
+def _compute_factors(norms: list[NormStats]) -> list[RenormFactors]:
+    eps, sizes = norms[0].eps, [len(stats.mean) for stats in norms]
     mean, var, batch_mean, batch_var = (
-        torch.cat([getattr(known, name) for known in norms])
+        torch.cat([getattr(stats, name) for stats in norms])
         for name in ("mean", "var", "batch_mean", "batch_var")
     )
     invstd, batch_invstd = torch.rsqrt(var + eps), torch.rsqrt(batch_var + eps)
     ratio, offset = invstd / batch_invstd, (batch_mean - mean) * invstd
-    weights = [known.weight for known in norms if known.weight is not None]
+    weights = [stats.weight for stats in norms if stats.weight is not None]
     slope = torch.cat(weights) * ratio if weights else ratio
     parts = (part.split(sizes) for part in (batch_invstd, ratio, offset, slope))
-    return [Scale(*each) for each in zip(*parts, strict=True)]
+    return [RenormFactors(*each) for each in zip(*parts, strict=True)]
 
 
 class _Renorm(torch.autograd.Function):
     """Batch norm with the values of some statistics and the gradient of those of the batch (Ioffe 2017).
 
     out = weight * (r * y + d) + bias, where y is normalised by the batch, r = std of the batch / std and
-    d = (mean of the batch - mean) / std, both constants. One pass forward, as the moments are known. It has no second
-    derivative.
+    d = (mean of the batch - mean) / std, both constants. The moments are given, so the forward pass reads its input
+    once. There is no second derivative.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, known: Known, scales: Scales
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        stats: NormStats,
+        factors: SharedFactors,
     ) -> Tensor:
-        # The weight is saved for the check that nobody changes it before the gradient is asked for.
+        # The weight is saved so that autograd notices a change before the backward pass.
         ctx.save_for_backward(x, weight)
-        ctx.known, ctx.scales, ctx.number = known, scales, scales.add(known)
-        return F.batch_norm(x, known.mean, known.var, weight, bias, eps=known.eps)
+        ctx.stats, ctx.factors, ctx.number = stats, factors, factors.add(stats)
+        return F.batch_norm(x, stats.mean, stats.var, weight, bias, eps=stats.eps)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        (x, weight), known, scale = ctx.saved_tensors, ctx.known, ctx.scales.find(ctx.number)
-        biased = known.bias is not None
+        (x, weight), stats, factors = ctx.saved_tensors, ctx.stats, ctx.factors.find(ctx.number)
+        biased = stats.bias is not None
         wanted = [ctx.needs_input_grad[0], weight is not None, weight is not None or biased]
         by_x, by_y, by_bias = torch.ops.aten.native_batch_norm_backward(
-            *(gradient, x, scale.slope, None, None),
-            *(known.batch_mean, scale.batch_invstd, True, known.eps, wanted),
+            *(gradient, x, factors.slope, None, None),
+            *(stats.batch_mean, factors.batch_invstd, True, stats.eps, wanted),
         )
-        by_weight = None if weight is None else torch.addcmul(by_y * scale.ratio, by_bias, scale.offset)
+        by_weight = None if weight is None else torch.addcmul(by_y * factors.ratio, by_bias, factors.offset)
         return by_x if wanted[0] else None, by_weight, by_bias if biased else None, None, None
 
 
 class _Fused(torch.autograd.Function):
-    """The same, in operations that compilers fuse; ``kept`` is (4, c): mean and 1 / std of the batch, and used ones."""
+    """The same in operations that compilers fuse. ``kept`` (4, c): mean and 1 / std of the batch, and those in use."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, kept: Tensor) -> Tensor:
@@ -138,69 +143,69 @@ class _Fused(torch.autograd.Function):
 
 
 def _cast(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """As ``x.to``, which the compiler of torch 2.11 loses gradients at where there is nothing to do."""
+    """Like ``x.to``; the compiler of torch 2.11 loses the gradients of one that does nothing."""
     return x if x.dtype == dtype else x.to(dtype)
 
 
 def _spread(channels: Tensor, x: Tensor) -> Tensor:
-    """Numbers (c,) in a shape that goes with (b, c, ...)."""
+    """Numbers (c,) in a shape that broadcasts to (b, c, ...)."""
     return channels.view(1, -1, *[1] * (x.ndim - 2))
 
 
-def kernels_take(x: Tensor) -> bool:
-    """Whether :func:`renormalise` takes a tensor: kernels have statistics in float32 or better, compilers make any."""
+def has_kernels(x: Tensor) -> bool:
+    """Whether :func:`renormalise` supports a tensor: kernels need float32 on a CPU, compiled code needs nothing."""
     return torch.compiler.is_compiling() or x.is_cuda or (x.device.type == "cpu" and x.dtype.itemsize >= 4)
 
 
-def renormalise(x: Tensor, known: Known, scales: Scales) -> Tensor:
-    """Normalise (b, c, ...) with the gradient of batch norm on the batch; what is ``known`` of it are constants.
+def renormalise(x: Tensor, stats: NormStats, factors: SharedFactors) -> Tensor:
+    """Normalise (b, c, ...) with the gradient of batch norm on the batch; the statistics are constants.
 
     Args:
-        x: What :func:`kernels_take`.
-        known: Of the norm and the batch.
-        scales: Those of the pass.
+        x: A tensor for which :func:`has_kernels`.
+        stats: The statistics of the norm and of the batch.
+        factors: The factors of the norms in this forward pass.
     """
     if torch.compiler.is_compiling():
-        return _fuse(x, known)
-    # Detached: else what the gradients need would keep the graph alive that keeps them.
-    weight, bias = (None if part is None else part.detach() for part in (known.weight, known.bias))
-    fixed = known._replace(weight=weight, bias=bias)
-    found: Tensor = _Renorm.apply(x, known.weight, known.bias, fixed, scales)  # type: ignore[no-untyped-call]
+        return _fuse(x, stats)
+    # Detached: otherwise the saved tensors would keep the graph alive that keeps them.
+    weight, bias = (None if part is None else part.detach() for part in (stats.weight, stats.bias))
+    fixed = stats._replace(weight=weight, bias=bias)
+    found: Tensor = _Renorm.apply(x, stats.weight, stats.bias, fixed, factors)  # type: ignore[no-untyped-call]
     return found
 
 
-def _fuse(x: Tensor, known: Known) -> Tensor:
-    weight = torch.ones_like(known.mean) if known.weight is None else known.weight
-    bias = torch.zeros_like(known.mean) if known.bias is None else known.bias
-    invstds = [torch.rsqrt(var + known.eps) for var in (known.batch_var, known.var)]
-    # Put together, for that is what a compiler saves for gradients. Single numbers it would rather compute once more,
-    # for every element, and of averages that have changed by then.
-    kept = torch.stack([known.batch_mean, invstds[0], known.mean, invstds[1]])
+def _fuse(x: Tensor, stats: NormStats) -> Tensor:
+    weight = torch.ones_like(stats.mean) if stats.weight is None else stats.weight
+    bias = torch.zeros_like(stats.mean) if stats.bias is None else stats.bias
+    invstds = [torch.rsqrt(var + stats.eps) for var in (stats.batch_var, stats.var)]
+    # Stacked, so that the compiler saves them for the backward pass. It would compute single tensors again for every
+    # element, from averages that have changed by then.
+    kept = torch.stack([stats.batch_mean, invstds[0], stats.mean, invstds[1]])
     found: Tensor = _Fused.apply(x, weight, bias, kept)  # type: ignore[no-untyped-call]
     return found
 
 
-def rescale(x: Tensor, known: Known) -> Tensor:
-    """Normalise (b, c, ...): a scale and a shift bring what is normalised by the batch to the other statistics.
+def rescale(x: Tensor, stats: NormStats) -> Tensor:
+    """Normalise (b, c, ...) by the batch, then scale and shift the result to the other statistics.
 
-    In this way the passes over the input are those of one batch norm. The statistics have the gradients that they come
-    with; where they have none the gradient is that of :func:`renormalise`.
+    The input is read as often as by one batch norm. Gradients flow through statistics that require them; otherwise the
+    gradient is that of :func:`renormalise`.
     """
-    invstd = torch.rsqrt(known.var + known.eps)
-    scale = torch.sqrt(known.batch_var + known.eps) * invstd
-    shift = (known.batch_mean - known.mean) * invstd
-    if known.weight is not None:
-        scale, shift = known.weight * scale, known.weight * shift
-    shift = shift if known.bias is None else known.bias + shift
-    return F.batch_norm(x, None, None, scale, shift, training=True, eps=known.eps)
+    invstd = torch.rsqrt(stats.var + stats.eps)
+    scale = torch.sqrt(stats.batch_var + stats.eps) * invstd
+    shift = (stats.batch_mean - stats.mean) * invstd
+    if stats.weight is not None:
+        scale, shift = stats.weight * scale, stats.weight * shift
+    shift = shift if stats.bias is None else stats.bias + shift
+    return F.batch_norm(x, None, None, scale, shift, training=True, eps=stats.eps)
 
 
 class _Moments(torch.autograd.Function):
-    """Mean and biased variance (c,) of the channels of (b, c, ...): one pass each way, where var_mean has several."""
+    """Mean and biased variance (c,) of the channels of (b, c, ...), in one pass each way; var_mean needs several."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> tuple[Tensor, Tensor]:
-        # On a GPU sums are in float32, and so is what comes of half precision.
+        # GPU kernels sum half precision in float32 and return float32.
         wide = x.float() if x.dtype.itemsize < 4 and not x.is_cuda else x
         mean, var = torch.batch_norm_update_stats(wide, None, None, 0.0)
         ctx.save_for_backward(x, mean)
@@ -222,9 +227,9 @@ def find_moments(x: Tensor, near: Tensor) -> tuple[Tensor, Tensor]:
 
     Args:
         x: (b, c, ...).
-        near: Means (c,) that are not many deviations away, as those of earlier batches: of squares about them, sums
-            are enough. What is exact about any number, and what compilers take for a variance, has a division for every
-            element, which takes a GPU longer than to read it.
+        near: Means (c,) that are not many deviations away, such as those of earlier batches. Sums of squares about
+            them are accurate enough. Algorithms that are accurate about any number, like the compiler's variance,
+            divide for every element, which takes a GPU longer than reading it.
     """
     over = [0, *range(2, x.ndim)]
     if not torch.compiler.is_compiling():

@@ -1,5 +1,6 @@
-"""What a recorded step depends on besides its tensors: if that has changed, the recording is worth nothing."""
+"""What a recorded step depends on besides the values of its tensors. A change makes the recording invalid."""
 
+import weakref
 from collections import OrderedDict, deque
 from collections.abc import Iterator, Sized
 from itertools import chain
@@ -12,20 +13,22 @@ from torch import Tensor, nn
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _GROWING = (list, dict, OrderedDict, set, deque)
 _OWN = frozenset(vars(nn.Module()))
-# Of torch's own attributes, those that a step can see; the last three are tables of what a module has.
+# Of torch's own attributes, those that a step can see; the last three are the tables of a module.
 _SEEN = ("training", "_parameters", "_buffers", "_modules")
 _get_tables = itemgetter(*_SEEN[1:])
 
 
 class GraphGuard:
-    """The attributes of a module and all below it, the places of their tensors, and torch's switches.
+    """Remembers the attributes of a module and its submodules, the addresses of their tensors, and torch's switches.
 
-    Attributes are compared by identity, and held, so that nothing else can take their place in memory. Looking at them
-    again is part of every step, so it must take no longer than a fraction of a millisecond.
+    Attributes are compared by identity. The guard holds them, so that no other object can take their address; it does
+    not hold the module itself, so that a guard may be an attribute of the module that it watches. The check is part
+    of every step and takes a fraction of a millisecond.
 
     Args:
-        module: What is watched.
-        device_type: Whose autocast matters.
+        module: The module to watch.
+        device_type: The type of the device whose autocast mode matters.
+        ignore: Names of attributes of ``module`` that do not matter.
 
     Example:
         >>> layer = nn.Linear(2, 2)
@@ -37,35 +40,44 @@ class GraphGuard:
         False
     """
 
-    def __init__(self, module: nn.Module, device_type: str) -> None:
+    def __init__(self, module: nn.Module, device_type: str, ignore: tuple[str, ...] = ()) -> None:
         self._device_type = device_type
         self._switches = _read_switches(device_type)
-        parts = list(module.modules())
-        self._own = [vars(part) for part in parts]
-        self._readers = [itemgetter(*_SEEN, *(own.keys() - _OWN)) for own in self._own]
-        tables = [table for own in self._own for table in _get_tables(own)]
+        root, *parts = module.modules()
+        self._root = weakref.ref(root)
+        self._parts = [vars(part) for part in parts]
+        attributes = [vars(root), *self._parts]
+        skipped = _OWN.union(ignore)
+        self._readers = [itemgetter(*_SEEN, *(own.keys() - skipped)) for own in attributes]
+        tables = [table for own in attributes for table in _get_tables(own)]
         self._filled = [table for table in tables if table]
-        self._values = list(self._read_values())
-        growing = (value for own in self._own for value in _find_growing(own))
-        self._containers = [*self._own, *tables, *growing]
-        self._sizes = list(map(len, self._containers))
+        self._values = list(self._read_values(vars(root)))
+        growing = (value for own in attributes for value in _find_growing(own, skipped))
+        self._containers = [*self._parts, *tables, *growing]
+        self._sizes = self._measure(vars(root))
         self._tensors = [value for value in self._values if isinstance(value, Tensor)]
         self._places = self._find_places()
 
     def is_valid(self) -> bool:
         """Whether everything is as it was."""
+        root = self._root()
+        if root is None:
+            return False
         try:
             return (
                 _read_switches(self._device_type) == self._switches
-                and list(map(len, self._containers)) == self._sizes
-                and all(map(is_, self._read_values(), self._values))
+                and self._measure(vars(root)) == self._sizes
+                and all(map(is_, self._read_values(vars(root)), self._values))
                 and self._find_places() == self._places
             )
         except KeyError:  # an attribute has another name now
             return False
 
-    def _read_values(self) -> Iterator[object]:
-        of_modules = chain.from_iterable(map(call, self._readers, self._own))
+    def _measure(self, root: dict[str, Any]) -> list[int]:
+        return [len(root), *map(len, self._containers)]
+
+    def _read_values(self, root: dict[str, Any]) -> Iterator[object]:
+        of_modules = chain.from_iterable(map(call, self._readers, chain([root], self._parts)))
         return chain(of_modules, chain.from_iterable(map(dict.values, self._filled)))
 
     def _find_places(self) -> list[object]:
@@ -73,18 +85,18 @@ class GraphGuard:
 
 
 def has_hooks(module: nn.Module) -> bool:
-    """Whether calling the module, or one below it, runs a hook."""
+    """Whether calling the module or one of its submodules runs a hook."""
     return any(getattr(part, kind) for part in module.modules() for kind in _HOOKS)
 
 
-def _find_growing(own: dict[str, Any]) -> Iterator[Sized]:
-    """What can grow: hooks, and what a module has beyond torch's own attributes."""
+def _find_growing(own: dict[str, Any], skipped: frozenset[str]) -> Iterator[Sized]:
+    """Containers that may grow: hooks, and those among the attributes that torch does not define."""
     yield from (own[name] for name in _HOOKS)
-    yield from (value for name, value in own.items() if name not in _OWN and type(value) in _GROWING)
+    yield from (value for name, value in own.items() if name not in skipped and type(value) in _GROWING)
 
 
 def _read_switches(device_type: str) -> tuple[object, ...]:
-    """What decides, all over torch, how a step is computed."""
+    """Global settings of torch that decide how a step is computed."""
     cudnn = torch.backends.cudnn
     return (
         torch.is_autocast_enabled(device_type),

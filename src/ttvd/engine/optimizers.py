@@ -1,8 +1,8 @@
-"""Optimizers whose step can be refused by a tensor.
+"""Optimizers whose step can be switched off by a tensor.
 
-A gate of 0 leaves parameters and slots exactly as they were, without asking the device for the gate's value: an
-empty selection is a no-op even with momentum, and a step can be captured as a CUDA graph. All slots are buffers
-over the concatenated parameters, so that they are saved, moved and reset with the adapter.
+A gate of 0 leaves parameters and slots exactly as they were, and the host never reads the gate: an empty selection
+changes nothing even with momentum, and a step can be recorded as a CUDA graph. All slots are buffers over the
+concatenated parameters, so they are saved, moved and reset with the adapter.
 """
 
 from collections.abc import Sequence
@@ -10,12 +10,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from ttvd.engine.compiling import compile_once
+from ttvd.engine.compiling import fusible
 from ttvd.engine.flat import all_finite, find_runs, flatten, note_change, unflatten
 
 
 class GatedOptimizer(nn.Module):
-    """Base: gathers the gradients, asks :meth:`direction` where to go, and scatters the gated result."""
+    """Base class: gathers the gradients, computes a :meth:`direction`, and applies it where the gate is open."""
 
     def __init__(self, size: int, lr: float, like: Tensor) -> None:
         super().__init__()
@@ -34,28 +34,19 @@ class GatedOptimizer(nn.Module):
         raise NotImplementedError
 
     @torch.no_grad()
-    def step(
-        self,
-        parameters: Sequence[Tensor],
-        gradients: Sequence[Tensor | None],
-        gate: Tensor,
-        compiled: bool = False,
-    ) -> None:
-        """Move the parameters in place if ``gate``, a scalar, is above 0 and every gradient finite.
-
-        Where steps are ``compiled``, so is what lies between gathering gradients and moving parameters.
-        """
+    def step(self, parameters: Sequence[Tensor], gradients: Sequence[Tensor | None], gate: Tensor) -> None:
+        """Move the parameters in place if ``gate``, a scalar, is above 0 and every gradient is finite."""
         pieces = [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, gradients, strict=True)]
         gradient = flatten(pieces).to(next(self.buffers()).dtype)
-        apply_gate = type(self)._apply_gate
-        move = (compile_once(apply_gate) if compiled else apply_gate)(self, gradient, gate)
-        # One kernel for all of them, where a loop would have one for each.
+        move = self._apply_gate(gradient, gate)
+        # One kernel for all parameters; a loop would launch one for each.
         runs = find_runs(parameters)
         torch._foreach_sub_(runs, unflatten(move, runs), alpha=self.lr)
         note_change(parameters, runs)
-        # Autocast keeps half-precision copies of weights until its block ends; these are old now.
+        # Autocast keeps half-precision copies of weights until its block ends; these are outdated now.
         torch.clear_autocast_cache()
 
+    @fusible()
     def _apply_gate(self, gradient: Tensor, gate: Tensor) -> Tensor:
         """The step to subtract, before the learning rate: zeros where the gate is closed; slots move with it."""
         open_ = (gate > 0) & all_finite(gradient)

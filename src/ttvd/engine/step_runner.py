@@ -1,243 +1,350 @@
-"""Steps at the speed of the hardware: the whole step of an adapter as one CUDA graph.
+"""Runs the steps of an adapter: eagerly, compiled, or as recorded CUDA graphs.
 
-The eager step is the reference, and the only one on a CPU. On a CUDA device a step waits mostly for Python to launch
-its kernels; recorded as a graph for a shape of batches, all of them are launched at once.
+The eager step is the reference, and on a CPU without compilation the only one. On a CUDA device a small step mostly
+waits for Python to launch its kernels. Recorded as a graph for a batch shape, all kernels are launched at once.
 """
 
 from __future__ import annotations
 
-import contextlib
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from ttvd.engine.acceleration import eager_networks, is_of_compiler
-from ttvd.engine.cuda_graphs import capturing, refusing_to_wait
+from ttvd.engine.compiling import force_eager, fusing, is_compiler_error
+from ttvd.engine.cuda_graphs import CudaRecorder
+from ttvd.engine.flat import all_finite, copy_all, keep_where
 from ttvd.engine.graph_guard import GraphGuard, has_hooks
 from ttvd.engine.state import lay_out
-from ttvd.engine.step_inputs import Plan, send
 
 if TYPE_CHECKING:
-    from ttvd.methods.adapter import Adapter
+    from ttvd.engine.module import SteppedModule
 
 Key = tuple[torch.Size, torch.dtype, Hashable]
-R = TypeVar("R")
 
-SHAPES, WAYS = 4, 16
-"""How many shapes of batches are remembered, and ways of a step of each; what was not seen for longest goes."""
-_WARM_UPS = 2  # libraries and compilers choose their kernels in the first, the second is watched
+SHAPES, BRANCHES = 4, 16
+"""How many batch shapes are remembered, and how many branches of each; the least recently used are dropped."""
+_WARM_UPS = (
+    2  # libraries and compilers choose their kernels in the first, the second must not wait for the device
+)
 
 
-class Steps:
-    """Runs the steps of an adapter: the first one of each shape as it is written, later ones as CUDA graphs.
-
-    So a short last batch never costs a recording. A graph is dropped when anything that the step depends on has
-    changed (:class:`~ttvd.engine.graph_guard.GraphGuard`), and is not copied or saved with the adapter. A step that cannot
-    be recorded runs as it is written, after one warning that says why; so does one at which the compiler fails.
+class StepInputs(NamedTuple):
+    """All inputs of one step.
 
     Attributes:
-        obstacle: Why steps are not recorded; None as long as nothing stands against it.
+        x: The batch.
+        branch: What the step does that its tensors do not show; None for a method with one branch.
+        random: The random inputs, drawn before the step, on the host or on the device of the batch.
+    """
+
+    x: Tensor
+    branch: Hashable = None
+    random: tuple[Tensor, ...] = ()
+
+    @classmethod
+    def draw(cls, adapter: SteppedModule, x: Tensor) -> StepInputs:
+        """Let the method choose its branch and draw its random numbers."""
+        branch, state = adapter.branch(x), getattr(adapter, "random_state", None)
+        if state is None:
+            return cls(x, branch)
+        with state.generator() as generator:
+            drawn = [adapter.random_inputs(x, generator) for _ in range(adapter.draws)]
+        return cls(x, branch, tuple(tensor for step in drawn for tensor in step))
+
+    @property
+    def key(self) -> Key:
+        """Steps with equal keys do the same work."""
+        return self.x.shape, self.x.dtype, self.branch
+
+    def to_device(self) -> StepInputs:
+        """The same with all random inputs on the device of the batch; nothing waits for the copies."""
+        return self._replace(random=tuple(_send(tensor, self.x.device) for tensor in self.random))
+
+    def arguments(self) -> tuple[Any, ...]:
+        """What ``adapt`` gets besides the batch: the branch, where there are several, and the random inputs."""
+        return self.random if self.branch is None else (self.branch, *self.random)
+
+
+class Recorder(Protocol):
+    """Records steps, so that they can be repeated on other values; :class:`CudaRecorder` is the one in use."""
+
+    def can_record(self, x: Tensor) -> bool:
+        """Whether steps on such a batch can be recorded."""
+
+    def rehearsing(self, device: torch.device, strict: bool) -> AbstractContextManager[None]:
+        """Run a step before its recording; ``strict`` raises an error if it waits for the device."""
+
+    def record(
+        self, step: Callable[[SteppedModule], Tensor], adapter: SteppedModule, device: torch.device
+    ) -> Callable[[], Tensor]:
+        """A function that repeats the step and returns its output; it must hold no reference to the adapter."""
+
+
+class StepRunner:
+    """Runs the steps of one adapter: the first step of each batch shape eagerly, later ones recorded.
+
+    So a short last batch never costs a recording. Recordings are dropped when anything that the step depends on
+    changes (:class:`~ttvd.engine.graph_guard.GraphGuard`), and are not copied or saved with the adapter. A step that
+    cannot be recorded runs eagerly, after one warning that says why; so does one for which the compiler fails.
+
+    The runner holds no reference to its adapter: dropping the adapter frees its recordings at once.
+
+    Attributes:
+        obstacle: Why steps are not recorded; None as long as nothing is known against it.
         uncompiled: Whether the compiler has failed, so that networks run as they are written.
     """
+
+    recorder: ClassVar[Recorder] = CudaRecorder()
 
     def __init__(self) -> None:
         self.obstacle: str | None = None
         self.uncompiled = False
-        self._short = False
+        self._out_of_memory = False
         self.forget()
 
     def retry(self) -> None:
-        """Try again to record what could not be recorded for lack of memory alone."""
-        if self._short:
-            self.obstacle, self._short = None, False
+        """Try again to record steps that could not be recorded for lack of memory."""
+        if self._out_of_memory:
+            self.obstacle, self._out_of_memory = None, False
 
     def forget(self) -> None:
-        """Drop all graphs."""
+        """Drop all recordings."""
         self._guard: GraphGuard | None = None
         self._compiled: set[Key] = set()
-        self._shapes: OrderedDict[Key, Recording | None] = OrderedDict()
+        self._steps: OrderedDict[Key, CapturedStep | None] = OrderedDict()
 
-    def run(self, adapter: Adapter, x: Tensor, checked: bool) -> Tensor:
-        """Take one step on a batch; ``checked`` tells whether its values have been looked at."""
-        plan = adapter.plan(x)
-        key, wanted = (
-            (x.shape, x.dtype, plan.way),
-            x.is_cuda and adapter.capture == "auto" and self.obstacle is None,
-        )
-        if not (wanted or adapter.compiled):
-            return _take(adapter, x, plan, checked)
-        self._check_guard(adapter, x.device.type)
-        if key not in self._shapes:
-            with eager_networks(adapter.compiled):
-                out = _take(adapter, x, plan, checked)
-            self._check_guard(adapter, x.device.type)  # a first step may settle things
-            self._remember(key, None)
+    def run(self, adapter: SteppedModule, x: Tensor, checked: bool) -> Tensor:
+        """Run one step on a batch; ``checked`` means that its values are known to be finite."""
+        inputs = StepInputs.draw(adapter, x)
+        tracked = adapter.compiled or self._records(adapter, x)
+        if tracked:
+            self._check_guard(adapter, x.device.type)
+        seen = tracked and inputs.key in self._steps
+        with _Attempt(self, adapter, inputs.key, compiled=seen and adapter.compiled and not self.uncompiled):
+            if seen and (captured := self._find_captured(adapter, inputs)) is not None:
+                return captured.replay(inputs)
+            with undoing(adapter, x, checked) as batch:
+                out = adapter.adapt(batch, *inputs.to_device().arguments()).detach()
+            if tracked and not seen:
+                self._check_guard(adapter, x.device.type)  # a first step may settle attributes
+                self._insert(inputs.key, None)
             return out
-        if (recording := self._shapes[key]) is None:
-            if adapter.compiled and lay_out(adapter):
-                self.forget()  # of other shapes: their graphs know the old places
-                self._check_guard(adapter, x.device.type)
+        # The compiler failed, and the state is what it was before.
+        with force_eager(True), undoing(adapter, x, checked) as batch:
+            return adapter.adapt(batch, *inputs.to_device().arguments()).detach()
 
-            def go() -> tuple[Recording | None, Tensor]:
-                new = self._record(adapter, x, plan) if wanted else None
-                return new, _take(adapter, x, plan, checked) if new is None else new.play(x, plan)
+    def captured_steps(self) -> list[CapturedStep]:
+        """The recordings at hand."""
+        return [step for step in self._steps.values() if step is not None]
 
-            recording, out = self._compile(adapter, key, go)
-        else:
-            out = recording.play(x, plan)
-        self._remember(key, recording)
-        return out
+    def _records(self, adapter: SteppedModule, x: Tensor) -> bool:
+        return adapter.capture == "auto" and self.obstacle is None and self.recorder.can_record(x)
 
-    def _check_guard(self, adapter: Adapter, device_type: str) -> None:
+    def _check_guard(self, adapter: SteppedModule, device_type: str) -> None:
         """Forget everything if the adapter is not what it was."""
         if self._guard is None or not self._guard.is_valid():
             self.forget()
-            self._guard = GraphGuard(adapter, device_type)
+            self._guard = GraphGuard(adapter, device_type, ignore=("runner",))
 
-    def _remember(self, key: Key, recording: Recording | None) -> None:
-        self._shapes[key] = recording
-        self._shapes.move_to_end(key)
-        alike = [other for other in self._shapes if other[:2] == key[:2]]
-        kinds = list(dict.fromkeys(other[:2] for other in reversed(self._shapes)))
-        for other in list(self._shapes):
-            if other in alike[:-WAYS] or other[:2] in kinds[SHAPES:]:
-                del self._shapes[other]
+    def _find_captured(self, adapter: SteppedModule, inputs: StepInputs) -> CapturedStep | None:
+        """The recording of such a step, made now if there is none yet; None where steps are not recorded."""
+        if (captured := self._steps[inputs.key]) is None:
+            if adapter.compiled and lay_out(adapter):
+                self.forget()  # recordings of other shapes use the old addresses
+                self._check_guard(adapter, inputs.x.device.type)
+            captured = self._record(adapter, inputs) if self._records(adapter, inputs.x) else None
+        self._insert(inputs.key, captured)
+        return captured
 
-    def _compile(self, adapter: Adapter, key: Key, go: Callable[[], R]) -> R:
-        """Do what is to be done for a shape, and where the compiler fails, do it without."""
-        if not adapter.compiled or self.uncompiled or key in self._compiled:
-            with eager_networks(adapter.compiled and self.uncompiled):
-                return go()
-        before = adapter.snapshot()
-        try:
-            done = go()
-        except RuntimeError as error:
-            if not is_of_compiler(error):
-                raise
-            reason = " ".join(str(error).split("\n\n")[0].split())
-        else:
-            if adapter.eager is None:  # else another step may have other sizes inside, to be compiled anew
-                self._compiled.add(key)
-            return done
-        adapter.restore(before)
-        self.uncompiled = True
-        warnings.warn(
-            f"{type(adapter).__name__} runs as it is written, not compiled: torch.compile failed: {reason}",
-            stacklevel=2,
-        )
-        with eager_networks(True):
-            return go()
+    def _insert(self, key: Key, captured: CapturedStep | None) -> None:
+        self._steps[key] = captured
+        self._steps.move_to_end(key)
+        same_shape = [other for other in self._steps if other[:2] == key[:2]]
+        shapes = list(dict.fromkeys(other[:2] for other in reversed(self._steps)))
+        for other in list(self._steps):
+            if other in same_shape[:-BRANCHES] or other[:2] in shapes[SHAPES:]:
+                del self._steps[other]
 
-    def _record(self, adapter: Adapter, x: Tensor, plan: Plan) -> Recording | None:
-        self.obstacle = find_obstacle(adapter, x.device)
+    def _record(self, adapter: SteppedModule, inputs: StepInputs) -> CapturedStep | None:
+        self.obstacle = find_obstacle(adapter, inputs.x.device)
         if self.obstacle is None:
             before = adapter.snapshot()
             try:
-                return Recording(adapter, x, plan)
+                return CapturedStep(adapter, inputs, self.recorder)
             except RuntimeError as error:
-                if is_of_compiler(error):
-                    raise  # nothing against a recording
+                if is_compiler_error(error):
+                    raise  # this says nothing about recordings
                 self.obstacle = str(error).splitlines()[0]
-                self._short = isinstance(error, torch.OutOfMemoryError)
+                self._out_of_memory = isinstance(error, torch.OutOfMemoryError)
                 adapter.restore(before)
-        warnings.warn(
+        _warn_once(
             f"{type(adapter).__name__} runs its steps one kernel at a time, not as CUDA graphs: {self.obstacle}. "
-            "adapter.capture = 'never' says that this is meant.",
-            stacklevel=2,
+            "adapter.capture = 'never' says that this is meant."
         )
         return None
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Steps:
-        return Steps()
+    def __deepcopy__(self, memo: dict[int, Any]) -> StepRunner:
+        return StepRunner()
 
-    def __reduce__(self) -> tuple[type[Steps], tuple[()]]:
-        return Steps, ()
+    def __reduce__(self) -> tuple[type[StepRunner], tuple[()]]:
+        return StepRunner, ()
 
 
-class Recording:
-    """One step of an adapter on batches of one shape, as a CUDA graph.
+class _Attempt:
+    """Runs a step compiled, or eagerly; an error of the compiler is caught and the state restored."""
 
-    Making it leaves the adapter as it was.
+    def __init__(self, runner: StepRunner, adapter: SteppedModule, key: Key, compiled: bool) -> None:
+        self._runner, self._adapter, self._key, self._compiled = runner, adapter, key, compiled
+        self._before = adapter.snapshot() if compiled and key not in runner._compiled else None
+
+    def __enter__(self) -> None:
+        self._modes = ExitStack()
+        self._modes.enter_context(force_eager(self._adapter.compiled and not self._compiled))
+        self._modes.enter_context(fusing(self._adapter.kept.device.type if self._compiled else None))
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        self._modes.close()
+        if self._before is None:
+            return False
+        if error is None:
+            if self._adapter.dynamic is None:  # else the next step may have other sizes, to be compiled anew
+                self._runner._compiled.add(self._key)
+            return False
+        if not is_compiler_error(error):
+            return False
+        self._adapter.restore(self._before)
+        self._runner.uncompiled = True
+        reason = " ".join(str(error).split("\n\n")[0].split())
+        warnings.warn(
+            f"{type(self._adapter).__name__} runs as it is written, not compiled: torch.compile failed: {reason}",
+            stacklevel=3,
+        )
+        return True
+
+
+class CapturedStep:
+    """A recorded step of an adapter on batches of one shape. Recording leaves the adapter as it was.
 
     Args:
-        adapter: Whose step it is.
-        x: A batch of the shape.
-        plan: Of a step that goes the same way.
+        adapter: The adapter whose step is recorded; no reference to it is kept.
+        inputs: Inputs of such a step.
+        recorder: The recorder.
 
     Raises:
         RuntimeError: The step cannot be recorded.
     """
 
-    def __init__(self, adapter: Adapter, x: Tensor, plan: Plan) -> None:
-        self._x, self._plan, self._draws = x.clone(), plan, send(plan.draws, x.device)
-        self._graph = torch.cuda.CUDAGraph()
-        stream = torch.cuda.Stream(x.device)
-        self._warm_up(adapter, stream)
-        # Copies of weights that autocast keeps would be read where they lie now, by every replay.
-        torch.clear_autocast_cache()
-        with capturing(self._graph, stream):
-            self._out = self._take(adapter)
-        torch.clear_autocast_cache()
+    def __init__(self, adapter: SteppedModule, inputs: StepInputs, recorder: Recorder) -> None:
+        x = inputs.x
+        random = tuple(tensor.clone() for tensor in inputs.to_device().random)
+        self._inputs = static = inputs._replace(x=x.clone(), random=random)
 
-    def play(self, x: Tensor, plan: Plan) -> Tensor:
-        """The step on a batch; returns logits of their own memory."""
-        self._x.copy_(x)
-        for place, draw in zip(self._draws, plan.draws, strict=True):
-            place.copy_(draw.pin_memory(), non_blocking=True)
-        self._graph.replay()
-        return self._out.clone()
+        def step(module: SteppedModule) -> Tensor:
+            with undoing(module, static.x, checked=False) as batch:
+                return module.adapt(batch, *static.arguments()).detach()
 
-    def _take(self, adapter: Adapter) -> Tensor:
-        adapter.agenda.begin(self._plan, self._draws)
-        return adapter._take(self._x, checked=False)
+        with _rehearsal(adapter, x.device):
+            for count in range(_WARM_UPS):
+                with recorder.rehearsing(x.device, strict=count == _WARM_UPS - 1):
+                    step(adapter)
+        self._replay = recorder.record(step, adapter, x.device)
 
-    def _warm_up(self, adapter: Adapter, stream: torch.cuda.Stream) -> None:
-        """Take steps that are undone: what is set up at a first step must be there before the recording."""
-        before, kept, guard = adapter.snapshot(), adapter.kept.clone(), GraphGuard(adapter, "cuda")
-        attributes = [(vars(module), dict(vars(module))) for module in adapter.modules()]
-        stream.wait_stream(torch.cuda.current_stream(self._x.device))
-        try:
-            with torch.cuda.stream(stream):
-                for step in range(_WARM_UPS):
-                    with refusing_to_wait() if step == _WARM_UPS - 1 else contextlib.nullcontext():
-                        self._take(adapter)
-        finally:
-            torch.cuda.current_stream(self._x.device).wait_stream(stream)
-            adapter.restore(before)
-            adapter.kept.copy_(kept)
-            changed = not guard.is_valid()
-            for own, old in attributes:
-                own.update(old)
-        if changed:
-            raise RuntimeError("its step changes attributes that are not tensors")
+    def replay(self, inputs: StepInputs) -> Tensor:
+        """Run the step on other inputs; the output has memory of its own."""
+        self._inputs.x.copy_(inputs.x)
+        for place, tensor in zip(self._inputs.random, inputs.random, strict=True):
+            place.copy_(_pin(tensor, place.device), non_blocking=True)
+        return self._replay().clone()
 
 
-def _take(adapter: Adapter, x: Tensor, plan: Plan, checked: bool) -> Tensor:
-    """A step as it is written."""
-    adapter.agenda.begin(plan, send(plan.draws, x.device))
-    return adapter._take(x, checked)
+@contextmanager
+def _rehearsal(adapter: SteppedModule, device: torch.device) -> Iterator[None]:
+    """Undo the steps inside, and refuse those that change attributes or tensors of the host."""
+    before, kept = adapter.snapshot(), adapter.kept.clone()
+    guard = GraphGuard(adapter, device.type, ignore=("runner",))
+    attributes = [(vars(module), dict(vars(module))) for module in adapter.modules()]
+    hosted = _find_hosted(adapter)
+    on_host = [(t, before[name]) for name, t in adapter.changing().items() if name.split(".")[0] in hosted]
+    try:
+        yield
+    finally:
+        moved = any(not torch.equal(tensor, old) for tensor, old in on_host)
+        adapter.restore(before)
+        adapter.kept.copy_(kept)
+        changed = not guard.is_valid()
+        for own, old in attributes:
+            own.update(old)
+    if changed:
+        raise RuntimeError("its step changes attributes that are not tensors")
+    if moved:
+        raise RuntimeError("its step changes a part of its state that is kept on the host")
 
 
-def is_compiled(adapter: Adapter) -> bool:
-    """Whether the steps of an adapter, or of one inside, are compiled: asked for, and not given up."""
-    return any(part.compiled and not part._steps.uncompiled for part in adapter._adapters())
+@contextmanager
+def undoing(adapter: SteppedModule, x: Tensor, checked: bool) -> Iterator[Tensor]:
+    """Yield the batch for a step; a batch that is not finite changes nothing.
+
+    Nothing waits for the device: values that are not finite count as 0, and afterwards the state is put back by a
+    mask. A batch that was ``checked`` is known to be finite.
+    """
+    adapter.kept.fill_(1.0)
+    if checked:
+        adapter.finite.fill_(True)
+        yield x
+        return
+    adapter.finite.copy_(all_finite(x))
+    state = [t for name, t in adapter.changing().items() if name.split(".")[0] not in adapter.gated]
+    before = copy_all(state)
+    yield x.nan_to_num(0.0, 0.0, 0.0)
+    state = [t for name, t in adapter.changing().items() if name.split(".")[0] not in adapter.gated]
+    keep_where(adapter.finite, state, before)
+    adapter.kept.mul_(adapter.finite)
 
 
-def find_obstacle(adapter: Adapter, device: torch.device) -> str | None:
-    """Why the steps of an adapter cannot be recorded, as far as can be told without trying."""
-    if adapter.eager is not None:
-        return adapter.eager
+def find_obstacle(adapter: SteppedModule, device: torch.device) -> str | None:
+    """Why the steps of an adapter cannot be recorded, as far as that can be told without trying."""
+    if adapter.dynamic is not None:
+        return adapter.dynamic
+    hosted = _find_hosted(adapter)
     elsewhere = [
         name
-        for name, tensor in adapter._changing().items()
-        if tensor.device != device and name.split(".")[0] not in adapter.planned
+        for name, tensor in adapter.changing().items()
+        if tensor.device != device and name.split(".")[0] not in hosted
     ]
     if elsewhere:
         return f"a part of its state is kept on the host ({', '.join(elsewhere[:3])})"
     if has_hooks(adapter):
         return "hooks are registered on its modules, and a graph would not run them"
     return None
+
+
+def _find_hosted(adapter: SteppedModule) -> set[str]:
+    """Names of the submodules whose state stays on the host, such as random generators and counters."""
+    return {name for name, part in adapter.named_children() if getattr(part, "on_host", False)}
+
+
+def _send(tensor: Tensor, device: torch.device) -> Tensor:
+    return _pin(tensor, device).to(device, non_blocking=device.type == "cuda")
+
+
+def _pin(tensor: Tensor, device: torch.device) -> Tensor:
+    """A host tensor in memory from which a CUDA device can copy without anybody waiting."""
+    return tensor.pin_memory() if device.type == "cuda" and tensor.device.type == "cpu" else tensor
+
+
+_WARNED: set[str] = set()
+
+
+def _warn_once(message: str) -> None:
+    """Warn, but once in a process for each message: many adapters of a method have the same obstacle."""
+    if message not in _WARNED:
+        _WARNED.add(message)
+        warnings.warn(message, stacklevel=2)

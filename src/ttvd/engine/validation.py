@@ -1,4 +1,4 @@
-"""What may enter an adapter: checked at the border, before anything has changed."""
+"""Checks of what enters an adapter, before anything has changed."""
 
 import torch
 from torch import Tensor
@@ -11,9 +11,9 @@ def check_inputs(x: Tensor, *, device: torch.device, dtype: torch.dtype, values:
 
     Args:
         x: The batch.
-        device: Where the model is.
-        dtype: What the model computes in.
-        values: Look at the values too. On an accelerator this waits for the device.
+        device: The device of the model.
+        dtype: The data type in which the model computes.
+        values: Check the values too. On an accelerator this waits for the device.
     """
     if not isinstance(x, Tensor):
         raise TypeError(
@@ -32,15 +32,15 @@ def check_inputs(x: Tensor, *, device: torch.device, dtype: torch.dtype, values:
         _check_values(x)
 
 
-def looks_at_values(validation: str, cheap: bool) -> bool:
-    """Whether the values of a batch are looked at: ``"always"``, ``"never"``, or with ``"auto"`` where it is cheap."""
+def checks_values(validation: str, cheap: bool) -> bool:
+    """Whether to check the values of a batch: ``"always"``, ``"never"``, or with ``"auto"`` where it is cheap."""
     if validation not in ("auto", "always", "never"):
         raise ValueError(f"adapter.validation must be 'auto', 'always' or 'never', got {validation!r}")
     return validation == "always" or (validation == "auto" and cheap)
 
 
 def check_logits(logits: object, size: int) -> None:
-    """Refuse what a model returned for ``size`` samples unless it is logits."""
+    """Refuse the output of a model for ``size`` samples unless it is logits."""
     if not isinstance(logits, Tensor) or logits.ndim != 2 or len(logits) != size:
         got = tuple(logits.shape) if isinstance(logits, Tensor) else f"a {type(logits).__name__}"
         raise ValueError(f"the model must return logits of shape (b, k), got {got}; wrap it so that it does")

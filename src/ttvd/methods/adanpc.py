@@ -31,7 +31,7 @@ class AdaNPC(Adapter):
         p_c = sum over i with y_i = c of softmax(s / tau)_i + 1e-5, at most 1;
 
     the output is log p. A sample whose confidence max p is at least beta then enters the memory with its predicted
-    label; a batch is judged before any of it enters.
+    label; a whole batch is classified before any of it enters.
 
     Works with any norm; batch norms keep the statistics of the source. Deviations from the authors' code: theirs takes
     the maximum of softmax(p) for the confidence, which for ten classes cannot exceed 0.232 (``double_softmax=True``
@@ -41,7 +41,7 @@ class AdaNPC(Adapter):
 
     Args:
         model: The classifier; of its head only the number of classes is used.
-        features: Where the memory starts, collected with this model. They are not copied into the state.
+        features: Source features that the memory starts with, collected with this model; no part of the state.
         k: Number of neighbours; 100 in the authors' code, which also tried 1 to 200.
         tau: Temperature of the cosines; 0.1 in the authors' code, which also tried 0.01 to 0.5.
         beta: Confidence that a sample needs to enter the memory; 0.1 in the authors' code, which with up to ten
@@ -96,7 +96,7 @@ class AdaNPC(Adapter):
         return self._vote(self._embed(x)).log()
 
     def adapt(self, x: Tensor) -> Tensor:
-        """Judge the batch, then remember what was judged with confidence."""
+        """Classify the batch, then store the confident samples."""
         with torch.no_grad():
             z = self._embed(x)
             votes = self._vote(z)

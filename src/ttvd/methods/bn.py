@@ -27,6 +27,7 @@ class BatchNormAdapt(Adapter):
     Args:
         model: The classifier.
         count: Pseudo-count of source samples, N in the paper; a good choice for small batches is 16.
+        statistics: Any other statistics, in place of ``count``.
 
     Example:
         >>> import torch
@@ -35,5 +36,9 @@ class BatchNormAdapt(Adapter):
         torch.Size([8, 2])
     """
 
-    def __init__(self, model: nn.Module, *, count: float = 0.0) -> None:
-        super().__init__(model, statistics=Statistics(count=count))
+    def __init__(self, model: nn.Module, *, count: float = 0.0, statistics: Statistics | None = None) -> None:
+        if count and statistics is not None:
+            raise ValueError(
+                f"give either count or statistics, got count={count} and statistics={statistics}"
+            )
+        super().__init__(model, statistics=statistics or Statistics(count=count))

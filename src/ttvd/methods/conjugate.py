@@ -1,12 +1,12 @@
 """Conjugate pseudo-labels: the unsupervised loss that belongs to the loss of the source training."""
 
+from typing import ClassVar, Unpack
+
 import torch
 from torch import Tensor, nn
 
-from ttvd.methods.adapter import Timing
-from ttvd.methods.gradient import GradientAdapter, Step
+from ttvd.methods.gradient import GradientAdapter, Step, StepOptions
 from ttvd.methods.registry import register
-from ttvd.nn.norms import Statistics
 
 
 def conjugate_loss(logits: Tensor, epsilon: float) -> Tensor:
@@ -51,10 +51,7 @@ class ConjugatePL(GradientAdapter):
             sources have 6 on CIFAR and 8 on ImageNet.
         lr: Learning rate; 1e-3 in the authors' code.
         optimizer: ``"sgd"`` (Nesterov, as in the authors' code) or ``"adam"``.
-        momentum: Momentum of SGD, first beta of Adam.
-        steps: Gradient steps for each batch.
-        statistics: Where batch norms take their statistics from; the batch by default.
-        prediction: The authors predict by a fresh forward pass after the update; ``"before"`` saves it.
+        prediction: The authors predict by a new forward pass after the update; ``"before"`` saves it.
 
     Example:
         >>> net = nn.Sequential(nn.BatchNorm2d(1), nn.Flatten(), nn.Linear(4, 2))
@@ -62,27 +59,16 @@ class ConjugatePL(GradientAdapter):
         torch.Size([8, 2])
     """
 
+    defaults: ClassVar[StepOptions] = {**GradientAdapter.defaults, "prediction": "after"}
+
     def __init__(
         self,
         model: nn.Module,
         *,
         epsilon: float = 0.0,
-        lr: float = 1e-3,
-        optimizer: str = "sgd",
-        momentum: float = 0.9,
-        steps: int = 1,
-        statistics: Statistics | None = None,
-        prediction: Timing = "after",
+        **options: Unpack[StepOptions],
     ) -> None:
-        super().__init__(
-            model,
-            lr=lr,
-            optimizer=optimizer,
-            momentum=momentum,
-            steps=steps,
-            statistics=statistics,
-            prediction=prediction,
-        )
+        super().__init__(model, **options)
         if not epsilon > -1.0:
             raise ValueError(
                 f"epsilon must be above -1, where the source loss has no conjugate label; got {epsilon}"

@@ -1,17 +1,16 @@
 """CoTTA: a slow teacher, averaged over augmentations, and weights that go back to the source at random."""
 
-from typing import Literal, get_args
+from typing import ClassVar, Literal, Unpack, get_args
 
 import torch
 from torch import Tensor, nn
 
 from ttvd.geometry.precision import upcast
-from ttvd.methods.adapter import Timing
-from ttvd.methods.gradient import GradientAdapter, Step
+from ttvd.methods.gradient import GradientAdapter, Step, StepOptions
 from ttvd.methods.registry import register
 from ttvd.methods.shared.augmentations import augment, generator_on
 from ttvd.methods.shared.random_state import RandomState
-from ttvd.nn.norms import Statistics, apply_statistics, select_parameters
+from ttvd.nn.norms import apply_statistics, select_parameters
 from ttvd.nn.split import shared_copy
 
 Agreement = Literal["teacher", "symmetric"]
@@ -31,7 +30,7 @@ class CoTTA(GradientAdapter):
     The teacher is the running average of the student. Where the source model is unsure (its mean confidence on the
     batch is below ``threshold``), the teacher's logits are the mean over ``views`` augmentations, else those of the
     images themselves. After each step every weight goes back to its source value with probability ``restore``. The
-    output is what the teacher said, before the update.
+    output is the prediction of the teacher before the update.
 
     Works with batch, group and layer norm; the batch norms of all three networks use the statistics of the batch.
     Deviations from the authors' code: evaluation mode (no dropout); all weights can go back to the source, not only
@@ -40,10 +39,6 @@ class CoTTA(GradientAdapter):
 
     Args:
         model: The classifier.
-        lr: Learning rate; the paper uses Adam with 1e-3 on CIFAR and SGD with 0.01 on ImageNet.
-        optimizer: ``"adam"`` or ``"sgd"``.
-        momentum: Momentum of SGD, first beta of Adam.
-        steps: Gradient steps for each batch.
         views: Augmentations that the teacher is averaged over.
         threshold: Confidence of the source model below which they are used; the paper has 0.92 for CIFAR-10, 0.72
             for CIFAR-100 and 0.1 for ImageNet.
@@ -51,10 +46,10 @@ class CoTTA(GradientAdapter):
         restore: Probability with which a weight goes back; 0.01 for CIFAR, 0.001 for ImageNet.
         agreement: ``"teacher"``, the cross-entropy of the student under the teacher (CIFAR), or ``"symmetric"``, its
             mean with the reverse (ImageNet).
-        statistics: Where batch norms take their statistics from.
+        seed: Seed of the augmentations and of the weights that go back.
+        lr: Learning rate; the paper uses Adam with 1e-3 on CIFAR and SGD with 0.01 on ImageNet.
         prediction: The paper predicts before the update; ``"after"`` asks the teacher once more, on the images
             themselves, which is also what ``predict`` does.
-        seed: Of the augmentations and of what is forgotten.
 
     Example:
         >>> net = nn.Sequential(nn.BatchNorm2d(1), nn.Flatten(), nn.Linear(4, 2))
@@ -64,35 +59,22 @@ class CoTTA(GradientAdapter):
 
     networks = ("model", "teacher", "source")
     exact = ("source",)
-    eager = "it looks at augmentations only where the source model is unsure, and draws them on the host"
+    dynamic = "it forwards augmentations only where the source model is unsure, and draws them in the step"
+    defaults: ClassVar[StepOptions] = {**GradientAdapter.defaults, "optimizer": "adam"}
 
     def __init__(
         self,
         model: nn.Module,
         *,
-        lr: float = 1e-3,
-        optimizer: str = "adam",
-        momentum: float = 0.9,
-        steps: int = 1,
         views: int = 32,
         threshold: float = 0.92,
         alpha: float = 0.999,
         restore: float = 0.01,
         agreement: Agreement = "teacher",
-        statistics: Statistics | None = None,
-        prediction: Timing = "before",
         seed: int = 0,
+        **options: Unpack[StepOptions],
     ) -> None:
-        super().__init__(
-            model,
-            lr=lr,
-            optimizer=optimizer,
-            momentum=momentum,
-            steps=steps,
-            statistics=statistics,
-            parameters="all",
-            prediction=prediction,
-        )
+        super().__init__(model, parameters="all", **options)
         if views < 1 or not (0.0 <= alpha <= 1.0 and 0.0 <= restore <= 1.0):
             raise ValueError(
                 f"views must be at least 1, alpha and restore in [0, 1]; got {views}, {alpha} and {restore}"
@@ -102,15 +84,14 @@ class CoTTA(GradientAdapter):
         self.views, self.threshold, self.agreement = views, threshold, agreement
         self.alpha, self.restore_share = alpha, restore
         self.random_state = RandomState(seed)
-        policy = statistics or Statistics.batch()
-        if policy.follows:
+        if self.statistics.follows:
             raise ValueError(
                 "cotta has three networks and one stream: statistics that follow it are not defined for the teacher; "
                 "use batch, source, prior:P or count:N"
             )
         owned = select_parameters(model, "all")
-        self.teacher = apply_statistics(shared_copy(model, owned), policy).eval()
-        self.source = apply_statistics(shared_copy(model, set()), policy).eval()
+        self.teacher = apply_statistics(shared_copy(model, owned), self.statistics).eval()
+        self.source = apply_statistics(shared_copy(model, set()), self.statistics).eval()
 
     def output(self, x: Tensor) -> Tensor:
         """Logits of the teacher on the images themselves."""
@@ -125,17 +106,17 @@ class CoTTA(GradientAdapter):
             each = 0.5 * each - 0.5 * (logits.softmax(1) * target.log_softmax(1)).sum(1)
         return Step(target, each.mean(), torch.ones_like(self.kept))
 
-    def take_step(self, x: Tensor) -> Step:
-        """A gradient step; the teacher follows, and some weights go back to the source."""
-        step = super().take_step(x)
-        with torch.no_grad(), self.random_state.generator() as generator:
-            local = generator_on(x.device, generator)
+    @torch.no_grad()
+    def after_step(self, step: Step) -> None:
+        """Move the teacher towards the student, and set some weights back to those of the source."""
+        device = self.kept.device
+        with self.random_state.generator() as generator:
+            local = generator_on(device, generator)
             three = (network.parameters() for network in (self.model, self.teacher, self.source))
             for weight, slow, source in zip(*three, strict=True):
                 slow.lerp_(weight, 1.0 - self.alpha)
-                back = torch.rand(weight.shape, generator=local, device=x.device) < self.restore_share
+                back = torch.rand(weight.shape, generator=local, device=device) < self.restore_share
                 weight.copy_(torch.where(back, source, weight))
-        return step
 
     @torch.no_grad()
     def _teach(self, x: Tensor) -> Tensor:

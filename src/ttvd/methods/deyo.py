@@ -2,21 +2,19 @@
 
 import math
 from collections.abc import Sequence
+from typing import ClassVar, Unpack
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from ttvd.engine.step_inputs import Plan
 from ttvd.geometry.precision import upcast
-from ttvd.methods.adapter import Timing
-from ttvd.methods.gradient import GradientAdapter, Step
+from ttvd.methods.gradient import GradientAdapter, Step, StepOptions
 from ttvd.methods.registry import register
 from ttvd.methods.sar import LAST_LAYERS
 from ttvd.methods.shared.losses import entropy, mean_over
 from ttvd.methods.shared.random_state import RandomState
-from ttvd.nn.norms import Statistics
 
 
 def shuffle_patches(x: Tensor, order: Tensor) -> Tensor:
@@ -65,8 +63,8 @@ class DeYO(GradientAdapter):
 
     Works with batch, group and layer norm, on images of at least ``patches`` pixels a side.
 
-    Deviations from the authors' code: the whole batch is shuffled and looked at, not its confident part only (no
-    waiting for the device; batch norms see more images); ``reset`` works; the order of patches is seeded.
+    Deviations from the authors' code: the whole batch is shuffled and forwarded, not its confident part only (so
+    nothing waits for the device; batch norms see more images); ``reset`` works; the order of patches is seeded.
 
     Args:
         model: The classifier.
@@ -77,11 +75,7 @@ class DeYO(GradientAdapter):
         patches: Patches a side; 4 in the paper.
         skip: Layers that do not adapt, by prefixes of their names; as in :class:`~ttvd.methods.sar.SAR`.
         lr: Learning rate; 2.5e-4 in the authors' code, plain momentum SGD (five times that for spurious data).
-        momentum: Momentum of SGD.
-        steps: Gradient steps for each batch.
-        statistics: Where batch norms take their statistics from; the batch by default.
-        prediction: Whether the returned logits precede the update (the paper) or follow it.
-        seed: Of the order of patches.
+        seed: Seed of the order of patches.
 
     Example:
         >>> net = nn.Sequential(nn.BatchNorm2d(1), nn.Flatten(), nn.Linear(16, 2))
@@ -89,7 +83,13 @@ class DeYO(GradientAdapter):
         torch.Size([8, 2])
     """
 
-    planned = ("random_state",)
+    defaults: ClassVar[StepOptions] = {
+        "lr": 2.5e-4,
+        "momentum": 0.9,
+        "steps": 1,
+        "statistics": None,
+        "prediction": "before",
+    }
 
     def __init__(
         self,
@@ -100,23 +100,10 @@ class DeYO(GradientAdapter):
         pivot: float = 0.4,
         patches: int = 4,
         skip: Sequence[str] = LAST_LAYERS,
-        lr: float = 2.5e-4,
-        momentum: float = 0.9,
-        steps: int = 1,
-        statistics: Statistics | None = None,
-        prediction: Timing = "before",
         seed: int = 0,
+        **options: Unpack[StepOptions],
     ) -> None:
-        super().__init__(
-            model,
-            lr=lr,
-            momentum=momentum,
-            nesterov=False,
-            steps=steps,
-            statistics=statistics,
-            skip=skip,
-            prediction=prediction,
-        )
+        super().__init__(model, nesterov=False, skip=skip, **options)
         if not (margin > 0.0 and -1.0 <= drop <= 1.0 and patches >= 1):
             raise ValueError(
                 "expected margin > 0, drop between -1 and 1 and patches >= 1, "
@@ -125,32 +112,28 @@ class DeYO(GradientAdapter):
         self.margin, self.drop, self.pivot, self.patches = margin, drop, pivot, patches
         self.random_state = RandomState(seed)
 
-    def plan(self, x: Tensor) -> Plan:
-        """Draw an order of patches for each image and step."""
+    def random_inputs(self, x: Tensor, generator: torch.Generator) -> tuple[Tensor, ...]:
+        """An order of patches for each image."""
         if x.ndim != 4 or min(x.shape[-2:]) < self.patches:
             raise ValueError(
                 f"DeYO shuffles {self.patches} x {self.patches} patches of images (b, c, h, w), "
                 f"got a batch of shape {tuple(x.shape)}"
             )
-        orders = []
-        for _ in range(self.steps):
-            with self.random_state.generator() as generator:
-                orders.append(torch.rand(len(x), self.patches**2, generator=generator).argsort(1))
-        return Plan(draws=tuple(orders))
+        return (torch.rand(len(x), self.patches**2, generator=generator).argsort(1),)
 
-    def loss(self, x: Tensor) -> Step:
+    def loss(self, x: Tensor, order: Tensor) -> Step:
         """Weighted mean entropy of the samples that are confident and need the shape."""
-        shuffled = shuffle_patches(x, self.agenda.draw())
+        shuffled = shuffle_patches(x, order)
         logits = self.output(x)
         values, scale = entropy(logits), math.log(logits.shape[1])
         with torch.no_grad():
             best, labels = logits.softmax(1).max(1)
-            suffered = best - self._look(shuffled).softmax(1).gather(1, labels[:, None])[:, 0]
+            suffered = best - self._forward_frozen(shuffled).softmax(1).gather(1, labels[:, None])[:, 0]
             kept = (values < self.margin * scale) & (suffered > self.drop)
             weights = (self.pivot * scale - values).exp() + suffered.exp()
         return Step(logits, mean_over(weights * values, kept), kept.to(values.dtype).mean())
 
-    def _look(self, x: Tensor) -> Tensor:
-        """Logits; on copies of the buffers, so that running averages do not learn of shuffled images."""
+    def _forward_frozen(self, x: Tensor) -> Tensor:
+        """Logits; on copies of the buffers, so that running averages do not learn from shuffled images."""
         still = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
         return upcast(functional_call(self.model, still, (x,)))

@@ -2,16 +2,15 @@
 
 import math
 from collections.abc import Mapping
+from typing import ClassVar, Unpack
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ttvd.methods.adapter import Timing
-from ttvd.methods.gradient import GradientAdapter, Step
+from ttvd.methods.gradient import GradientAdapter, Step, StepOptions
 from ttvd.methods.registry import register
 from ttvd.methods.shared.losses import entropy, mean_over
-from ttvd.nn.norms import Statistics
 from ttvd.nn.split import count_classes
 
 _DECAY = 0.9  # of the moving mean, in the authors' code
@@ -53,10 +52,6 @@ class ETA(GradientAdapter):
         margin: E0 as a share of ln k; 0.4 in the paper.
         similarity: Limit of the cosine, 0.05 for ImageNet in the paper; :func:`default_similarity` unless given.
         lr: Learning rate; 2.5e-4 for ImageNet in the paper, with plain momentum SGD.
-        momentum: Momentum of SGD.
-        steps: Gradient steps for each batch.
-        statistics: Where batch norms take their statistics from; the batch by default.
-        prediction: Whether the returned logits precede the update (the paper) or follow it.
 
     Attributes:
         mean: Moving mean of the kept predictions (k,); zeros until something has been kept.
@@ -67,6 +62,13 @@ class ETA(GradientAdapter):
         torch.Size([8, 2])
     """
 
+    defaults: ClassVar[StepOptions] = {
+        "lr": 2.5e-4,
+        "momentum": 0.9,
+        "steps": 1,
+        "statistics": None,
+        "prediction": "before",
+    }
     mean: Tensor
 
     def __init__(
@@ -75,21 +77,9 @@ class ETA(GradientAdapter):
         *,
         margin: float = 0.4,
         similarity: float | None = None,
-        lr: float = 2.5e-4,
-        momentum: float = 0.9,
-        steps: int = 1,
-        statistics: Statistics | None = None,
-        prediction: Timing = "before",
+        **options: Unpack[StepOptions],
     ) -> None:
-        super().__init__(
-            model,
-            lr=lr,
-            momentum=momentum,
-            nesterov=False,
-            steps=steps,
-            statistics=statistics,
-            prediction=prediction,
-        )
+        super().__init__(model, nesterov=False, **options)
         classes = count_classes(model)
         self.margin = margin
         self.similarity = default_similarity(classes) if similarity is None else similarity
@@ -104,16 +94,14 @@ class ETA(GradientAdapter):
         weights = (self.margin * math.log(logits.shape[1]) - values.detach()).exp()
         return Step(logits, mean_over(weights * values, kept), kept.to(values.dtype).mean())
 
-    def take_step(self, x: Tensor) -> Step:
-        """One gradient step; then the kept predictions enter the moving mean."""
-        step = super().take_step(x)
-        with torch.no_grad():
-            kept = self._keep(step.out)
-            probs = torch.where(kept[:, None], step.out.softmax(1), 0.0).to(self.mean.dtype)
-            new = probs.sum(0) / kept.sum().clamp_min(1)
-            moved = torch.where(self.mean.any(), _DECAY * self.mean + (1.0 - _DECAY) * new, new)
-            self.mean.copy_(torch.where(kept.any(), moved, self.mean))
-        return step
+    @torch.no_grad()
+    def after_step(self, step: Step) -> None:
+        """Let the kept predictions enter the moving mean."""
+        kept = self._keep(step.out)
+        probs = torch.where(kept[:, None], step.out.softmax(1), 0.0).to(self.mean.dtype)
+        new = probs.sum(0) / kept.sum().clamp_min(1)
+        moved = torch.where(self.mean.any(), _DECAY * self.mean + (1.0 - _DECAY) * new, new)
+        self.mean.copy_(torch.where(kept.any(), moved, self.mean))
 
     @torch.no_grad()
     def _keep(self, logits: Tensor) -> Tensor:
@@ -165,22 +153,9 @@ class EATA(ETA):
         penalty: float = 2000.0,
         margin: float = 0.4,
         similarity: float | None = None,
-        lr: float = 2.5e-4,
-        momentum: float = 0.9,
-        steps: int = 1,
-        statistics: Statistics | None = None,
-        prediction: Timing = "before",
+        **options: Unpack[StepOptions],
     ) -> None:
-        super().__init__(
-            model,
-            margin=margin,
-            similarity=similarity,
-            lr=lr,
-            momentum=momentum,
-            steps=steps,
-            statistics=statistics,
-            prediction=prediction,
-        )
+        super().__init__(model, margin=margin, similarity=similarity, **options)
         if not penalty >= 0.0:
             raise ValueError(f"penalty must be at least 0, got {penalty}")
         self.penalty = penalty
@@ -190,7 +165,7 @@ class EATA(ETA):
 
     def loss(self, x: Tensor) -> Step:
         """ETA's loss and the penalty of leaving the source."""
-        out, loss, kept = super().loss(x)
+        out, loss, kept, _ = super().loss(x)
         drift = (self.importance * (self._flat() - self.source).square()).sum()
         return Step(out, loss + self.penalty * drift, kept)
 

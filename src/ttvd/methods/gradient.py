@@ -1,115 +1,152 @@
-"""Adapters that take gradient steps: the step is written once, here."""
+"""Adapters that take gradient steps: the step and its options are written once, here."""
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple, TypedDict, Unpack
 
 import torch
 from torch import Tensor, nn
 
+from ttvd.engine.compiling import fusible as fusible
 from ttvd.engine.flat import all_finite
-from ttvd.engine.optimizers import build_optimizer
+from ttvd.engine.optimizers import build_optimizer as build_optimizer
 from ttvd.methods.adapter import Adapter, Timing
 from ttvd.methods.shared.losses import differentiate
 from ttvd.nn.anchors import Anchors
 from ttvd.nn.norms import Statistics, Which, following_stream, freeze_layers, settled_stream
 
 
+class StepOptions(TypedDict, total=False):
+    """Options that gradient methods share; :class:`GradientAdapter` explains them."""
+
+    lr: float
+    optimizer: str
+    momentum: float
+    steps: int
+    statistics: Statistics | None
+    prediction: Timing
+
+
 class Step(NamedTuple):
     """What a gradient method makes of a batch.
 
     Attributes:
-        out: Logits (b, k) of the forward pass that the loss was made of.
-        loss: One scalar.
-        kept: Share of the batch that the loss uses, a scalar; at 0 the step leaves parameters and slots alone.
+        out: Logits (b, k) of the forward pass that the loss was computed from.
+        loss: The loss, a scalar.
+        kept: Share of the batch that the loss uses, a scalar. At 0 the step leaves parameters and optimizer alone.
+        gradients: Gradients of the parameters that adapt, for a method that does not follow those of the loss.
     """
 
     out: Tensor
     loss: Tensor
     kept: Tensor
+    gradients: Sequence[Tensor | None] | None = None
 
 
 class GradientAdapter(Adapter):
-    """Base of the methods that take gradient steps; a method writes :meth:`loss` and, if need be, :meth:`output`.
+    """Base class of the methods that take gradient steps. A method writes :meth:`loss` and, if need be, :meth:`output`.
 
     A loss or gradient that is not finite changes nothing.
 
     Args:
-        model: As in :class:`Adapter`.
+        model: The classifier; it stays as it is.
+        nesterov: Whether SGD uses Nesterov momentum.
+        parameters: Which parameters adapt: ``"norm"``, ``"features"`` or ``"all"``.
+        skip: Layers that do not adapt, by prefixes of their names (:func:`~ttvd.nn.norms.freeze_layers`).
+        anchors: The anchors of the norms, for anchored statistics.
         lr: Learning rate.
         optimizer: ``"sgd"`` or ``"adam"``.
         momentum: Momentum of SGD, first beta of Adam.
-        nesterov: Whether the momentum of SGD is Nesterov's.
         steps: Gradient steps for each batch.
-        statistics: As in :class:`Adapter`; those of the batch by default.
-        parameters: Which parameters adapt.
-        skip: Layers that do not, by prefixes of their names (:func:`~ttvd.nn.norms.freeze_layers`).
+        statistics: Where batch norms take their statistics from; the batch by default.
         prediction: ``"before"`` returns the logits of the last forward pass before the last update, ``"after"``
-            those of a fresh one after it.
-        anchors: As in :class:`Adapter`.
+            those of a new forward pass after it.
+
+    Attributes:
+        defaults: The options of :class:`StepOptions` that users of the method may set, with their defaults.
     """
+
+    defaults: ClassVar[StepOptions] = {
+        "lr": 1e-3,
+        "optimizer": "sgd",
+        "momentum": 0.9,
+        "steps": 1,
+        "statistics": None,
+        "prediction": "before",
+    }
 
     def __init__(
         self,
         model: nn.Module,
         *,
-        lr: float,
-        optimizer: str = "sgd",
-        momentum: float = 0.9,
         nesterov: bool = True,
-        steps: int = 1,
-        statistics: Statistics | None = None,
         parameters: Which = "norm",
         skip: Sequence[str] = (),
-        prediction: Timing = "before",
         anchors: Anchors | None = None,
+        **options: Unpack[StepOptions],
     ) -> None:
-        statistics = statistics or Statistics.batch()
+        self.check_options(options)
+        chosen: StepOptions = {**GradientAdapter.defaults, **self.defaults, **options}
+        statistics, steps = chosen["statistics"] or Statistics.batch(), chosen["steps"]
         super().__init__(model, statistics=statistics, parameters=parameters, anchors=anchors)
         freeze_layers(self.model, skip)
         if steps < 1:
             raise ValueError(f"steps must be at least 1, got {steps}")
-        if prediction not in ("before", "after"):
-            raise ValueError(f"prediction must be 'before' or 'after', got {prediction!r}")
+        if chosen["prediction"] not in ("before", "after"):
+            raise ValueError(f"prediction must be 'before' or 'after', got {chosen['prediction']!r}")
         if any(p.dtype.itemsize < 4 for p in self.adapting()):
             raise ValueError(
                 "weights in half precision cannot follow small steps: keep the model in float32 and call the adapter "
                 "inside torch.autocast"
             )
-        self.steps = steps
-        self.prediction = prediction
-        self.optimizer = build_optimizer(optimizer, self.adapting(), lr, momentum, nesterov=nesterov)
+        self.steps = self.draws = steps
+        self.prediction = chosen["prediction"]
+        self.optimizer = build_optimizer(
+            chosen["optimizer"], self.adapting(), chosen["lr"], chosen["momentum"], nesterov=nesterov
+        )
+
+    @classmethod
+    def check_options(cls, options: Mapping[str, Any]) -> None:
+        """Refuse options that the method does not have."""
+        if unknown := sorted(options.keys() - cls.defaults.keys()):
+            raise TypeError(
+                f"{cls.__name__} has no option {unknown[0]!r}; it takes {', '.join(cls.defaults)}"
+            )
 
     def adapting(self) -> list[nn.Parameter]:
         """The parameters that adapt."""
         return [p for p in self.model.parameters() if p.requires_grad]
 
-    def loss(self, x: Tensor) -> Step:
-        """Predict a batch and say what to minimise."""
+    def loss(self, x: Tensor, *random: Any, **_: Any) -> Step:
+        """Predict a batch and compute what to minimise.
+
+        Args:
+            x: The batch.
+            *random: What :meth:`random_inputs` has drawn for this gradient step.
+        """
         raise NotImplementedError
 
-    def take_step(self, x: Tensor) -> Step:
-        """One gradient step on a batch."""
-        parameters = self.adapting()
-        with torch.enable_grad():
-            step = self.loss(x)
-            gradients = differentiate(step.loss, parameters)
-        gate = step.kept * all_finite(step.loss)
-        self.optimizer.step(parameters, gradients, gate, self.compiled)
-        self.kept.copy_(step.kept.detach())
-        return step
+    def after_step(self, step: Step) -> None:
+        """Called after each gradient step."""
 
     def stream_parts(self) -> nn.Module:
-        """What holds the averages that follow the stream."""
+        """The module that holds the averages which follow the stream."""
         return self.model
 
-    def adapt(self, x: Tensor) -> Tensor:
+    def adapt(self, x: Tensor, *random: Any, **_: Any) -> Tensor:
         """Take the gradient steps; running statistics learn from the batch once."""
-        with following_stream(self.stream_parts()):
-            step = self.take_step(x)
-        with settled_stream(self.stream_parts()):
-            for _ in range(self.steps - 1):
-                step = self.take_step(x)
-            if self.prediction == "before":
-                return step.out
-            with torch.no_grad():
-                return self.output(x)
+        parameters, parts = self.adapting(), self.stream_parts()
+        share = len(random) // self.steps
+        for i in range(self.steps):
+            with following_stream(parts) if i == 0 else settled_stream(parts):
+                with torch.enable_grad():
+                    step = self.loss(x, *random[i * share : (i + 1) * share])
+                    gradients = step.gradients
+                    if gradients is None:
+                        gradients = differentiate(step.loss, parameters)
+                self.optimizer.step(parameters, gradients, step.kept * all_finite(step.loss))
+                self.kept.copy_(step.kept.detach())
+                self.after_step(step)
+        if self.prediction == "before":
+            return step.out
+        with torch.no_grad(), settled_stream(parts):
+            return self.output(x)

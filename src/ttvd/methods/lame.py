@@ -32,7 +32,7 @@ class LAME(Adapter):
 
     until the energy sum(Y log Y - Y log p - Y (W Y')) is still, Y' the iterate before. Made for streams whose classes
     come in runs; on a shuffled stream it can hurt. Works with every norm; batch norms use the source statistics.
-    Nothing is remembered between batches, and a batch is judged as a whole. The output is log Y.
+    Nothing is stored between batches, and the samples of a batch are classified together. The output is log Y.
 
     Affinities W of features normalised to length 1: ``"knn"`` is 1 for the ``neighbours`` nearest others; ``"rbf"``
     is exp(-d^2 / 2 s^2) with s the mean distance to the ``neighbours``-th nearest, the sample itself counted as the

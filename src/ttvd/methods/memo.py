@@ -30,10 +30,11 @@ class MEMO(Adapter):
     and is predicted with the changed weights, which are then forgotten.
 
     Works with batch, group and layer norm and with any batch size: images do not see each other. Batch norms mix the
-    source statistics with those of the views (at the prediction: of the image) at ``prior``. Nothing but the random_state
-    changes from image to image. ``predict`` shows what the model says of each image without a step.
+    source statistics with those of the views (at the prediction: of the image) at ``prior``. Nothing but the state of
+    the random generator changes from image to image. ``predict`` gives the logits of each image without a step.
 
-    Deviations from the authors' code: see :func:`~ttvd.methods.shared.augmix.augmix`; the batch variance is the biased one.
+    Deviations from the authors' code: those of :func:`~ttvd.methods.shared.augmix.augmix`; the batch variance is the
+    biased one.
 
     Args:
         model: The classifier.
@@ -41,7 +42,7 @@ class MEMO(Adapter):
         steps: Gradient steps for each image.
         views: Augmentations of each image; 32 for CIFAR, 64 for ImageNet in the paper.
         prior: Share of the source statistics; 16/17 in the paper.
-        seed: Of the augmentations.
+        seed: Seed of the augmentations.
 
     Example:
         >>> net = nn.Sequential(nn.BatchNorm2d(1), nn.Flatten(), nn.Linear(4, 2))
@@ -51,7 +52,7 @@ class MEMO(Adapter):
 
     prediction = "after"
     exact = ("model",)
-    eager = "every image draws its own augmentations"
+    dynamic = "every image draws its own augmentations"
 
     def __init__(
         self,

@@ -2,13 +2,11 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from ttvd.engine.step_inputs import Plan
 from ttvd.methods.gradient import Step
 from ttvd.methods.registry import register
 from ttvd.methods.shared.memory import Clock, Memory, MemoryAdapter
@@ -29,8 +27,8 @@ class BalancedReservoir(Memory):
     memory) / (samples of the class ever seen).
 
     Args:
-        capacity: How many images it holds.
-        classes: How many classes there are.
+        capacity: Number of images that the memory holds.
+        classes: Number of classes.
         like: As in :class:`~ttvd.methods.shared.memory.Memory`.
     """
 
@@ -85,7 +83,7 @@ class NOTE(MemoryAdapter):
         capacity: Size of the memory.
         period: Samples between two updates.
         alpha: Share of the memory in the running statistics at each update.
-        seed: Of the memory's choices.
+        seed: Seed of the random choices of the memory.
 
     Example:
         >>> net = nn.Sequential(InstanceAwareBatchNorm2d(1), nn.Flatten(), nn.Linear(4, 2))
@@ -94,7 +92,6 @@ class NOTE(MemoryAdapter):
     """
 
     memory: BalancedReservoir
-    planned = ("clock", "random_state")
 
     def __init__(
         self,
@@ -124,28 +121,30 @@ class NOTE(MemoryAdapter):
         self.clock = Clock(period)
         self.random_state = RandomState(seed)
 
-    def plan(self, x: Tensor) -> Plan:
-        """Cut the batch where updates fall into it, and draw the lots of the memory."""
+    def branch(self, x: Tensor) -> tuple[Piece, ...]:
+        """Cut the batch where updates fall into it."""
         self.memory.make_room(tuple(x.shape[1:]))  # another size is refused before anything has changed
-        pieces, lots = [], []
+        pieces = []
         for part, due in self.clock.pieces(len(x)):
-            with self.random_state.generator() as generator:
-                lots.append(torch.rand(part.stop - part.start, 1 + self.memory.capacity, generator=generator))
             held = min(int(self.clock.count), self.memory.capacity)  # places fill in order
             pieces.append((part.start, part.stop, held if due else 0))
-        return Plan(tuple(pieces), (torch.cat(lots),))
+        return tuple(pieces)
 
-    def adapt(self, x: Tensor) -> Tensor:
+    def random_inputs(self, x: Tensor, generator: torch.Generator) -> tuple[Tensor, ...]:
+        """The uniform numbers with which the memory decides about each image."""
+        return (torch.rand(len(x), 1 + self.memory.capacity, generator=generator),)
+
+    def adapt(self, x: Tensor, pieces: tuple[Piece, ...], lots: Tensor) -> Tensor:
         """Predict, remember, and learn from the memory when it is time."""
-        outputs, kept, lots = [], torch.zeros_like(self.kept), self.agenda.draw()
-        for start, stop, held in cast(tuple[Piece, ...], self.agenda.way):
+        outputs, kept = [], torch.zeros_like(self.kept)
+        for start, stop, held in pieces:
             with torch.no_grad():
                 outputs.append(self.output(x[start:stop]))
             entered = self.memory.offer(x[start:stop], outputs[-1].argmax(1), lots[start:stop])
             kept += entered * ((stop - start) / len(x))
             if held:
                 with _following(self.model):
-                    self.take_step(self.memory.images[self._choose(held)])
+                    super().adapt(self.memory.images[self._choose(held)])
         self.kept.copy_(kept)
         return torch.cat(outputs)
 

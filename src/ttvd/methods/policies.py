@@ -1,14 +1,17 @@
-"""Policies: adapters around an adapter that decide when it starts again."""
+"""Policies: adapters around another adapter that decide when it starts again."""
 
 import math
 from collections.abc import Mapping
 from typing import Any, Self
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ttvd.engine.acceleration import Precision
-from ttvd.methods.adapter import Adapter, Capture, State, Validation
+from ttvd.engine.module import Capture, Validation
+from ttvd.engine.state import State, StatefulModule
+from ttvd.engine.step_runner import StepRunner
+from ttvd.methods.adapter import Adapter
 from ttvd.methods.shared.losses import entropy
 
 
@@ -16,24 +19,24 @@ class Policy(Adapter):
     """An adapter around another one; a policy overrides :meth:`before` or :meth:`after`.
 
     Args:
-        adapter: What it decides about.
+        adapter: The adapter that is reset.
     """
 
     def __init__(self, adapter: Adapter) -> None:
-        nn.Module.__init__(self)
+        StatefulModule.__init__(self)
         self.adapter = adapter
         self.prediction = adapter.prediction
-        self._begin()
+        self.runner = StepRunner()
 
     def before(self) -> None:
         """Called before each batch."""
 
     def after(self, logits: Tensor) -> None:
-        """Called after each batch with what the adapter said."""
+        """Called after each batch with the logits of the adapter."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Predict and adapt, and start again where the policy says so."""
-        self._remember()
+        """Predict and adapt, and reset the adapter where the policy asks for it."""
+        self.keep_initial()
         with torch.inference_mode(False):
             self.before()
             logits: Tensor = self.adapter(x)
@@ -47,8 +50,8 @@ class Policy(Adapter):
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
     ) -> Any:
-        """Take over a state; the adapter inside goes first, for it may have to make room."""
-        self._remember()
+        """Copy a state; the adapter inside goes first, since it may have to resize its memory."""
+        self.keep_initial()
         inside = {
             key.removeprefix("adapter."): state_dict[key] for key in state_dict if key.startswith("adapter.")
         }
@@ -62,7 +65,7 @@ class Policy(Adapter):
 
     @property
     def validation(self) -> Validation:
-        """That of the adapter inside."""
+        """The setting of the adapter inside."""
         return self.adapter.validation
 
     @validation.setter
@@ -71,7 +74,7 @@ class Policy(Adapter):
 
     @property
     def capture(self) -> Capture:
-        """That of the adapter inside."""
+        """The setting of the adapter inside."""
         return self.adapter.capture
 
     @capture.setter
@@ -86,25 +89,28 @@ class Policy(Adapter):
         return self
 
     def __getattr__(self, name: str) -> Any:
-        # What an adapter shows to the outside is that of the one inside.
+        # Attributes that users read are those of the adapter inside.
         if name in ("kept", "model"):
             return getattr(self.adapter, name)
         return super().__getattr__(name)
 
-    def _remember(self) -> None:
-        self.adapter._remember()
-        super()._remember()
+    def keep_initial(self) -> None:
+        """Copy the initial state, also that of the adapter inside."""
+        self.adapter.keep_initial()
+        super().keep_initial()
 
-    def _changing(self) -> State:
-        inside = {f"adapter.{name}": tensor for name, tensor in self.adapter._changing().items()}
+    def changing(self) -> State:
+        """The tensors of the adapter inside that may change, and those of the policy."""
+        inside = {f"adapter.{name}": tensor for name, tensor in self.adapter.changing().items()}
         return inside | dict(self.named_buffers(recurse=False))
 
 
 class Episodic(Policy):
-    """Starts again before every batch: each batch is adapted to by itself.
+    """Starts again before every batch: the adapter sees each batch as if it were the first.
 
     Example:
         >>> import ttvd
+        >>> from torch import nn
         >>> net = nn.Sequential(nn.Flatten(), nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 2))
         >>> adapter, x = Episodic(ttvd.create("tent", net, prediction="after")), torch.rand(8, 1, 2, 2)
         >>> torch.equal(adapter(x), adapter(x))
@@ -120,8 +126,8 @@ class ResetEvery(Policy):
     """Starts again after a number of batches (Press et al., NeurIPS 2023: hard to beat on long streams).
 
     Args:
-        adapter: What starts again.
-        batches: After how many.
+        adapter: The adapter that is reset.
+        batches: Batches between two resets.
     """
 
     count: Tensor
@@ -144,18 +150,18 @@ class ResetEvery(Policy):
 class ResetOnCollapse(Policy):
     """Starts again when predictions have collapsed to few classes.
 
-    Watched is the entropy of the mean prediction, averaged along the stream: as long as classes come in any mixture it
-    stays far above that of a model which says the same to everything. A stream that really holds one class for long
-    looks the same from here, so the threshold should be below what the sorted parts of the stream give.
+    The policy tracks the mean prediction along the stream. As long as classes come in any mixture, its entropy stays
+    far above that of a model which predicts one class for all images. A stream that really holds one class for long
+    looks the same, so the threshold should lie below the entropy on sorted parts of the stream.
 
     Args:
-        adapter: What starts again.
-        num_classes: Of the adapter's output, k.
+        adapter: The adapter that is reset.
+        num_classes: Number of classes, k.
         threshold: Start again below this share of ln k.
         momentum: Weight of the present batch in the running mean prediction.
 
     Attributes:
-        resets: How often it has started again.
+        resets: Number of resets so far.
     """
 
     mean: Tensor
@@ -177,7 +183,7 @@ class ResetOnCollapse(Policy):
         self.register_buffer("resets", torch.zeros((), dtype=torch.int64))
 
     def after(self, logits: Tensor) -> None:
-        """Follow the mean prediction, and start again when it has collapsed."""
+        """Update the mean prediction, and start again when it has collapsed."""
         present = logits.softmax(1).mean(0).to(self.mean.dtype)
         self.mean.lerp_(torch.where(present.isfinite().all(), present, self.mean), self.momentum)
         if entropy(self.mean.log()) < self.threshold * math.log(len(self.mean)):

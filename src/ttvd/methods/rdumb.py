@@ -1,12 +1,13 @@
 """RDumb: ETA that starts again from the source every thousand batches."""
 
+from typing import ClassVar, Unpack
+
 from torch import nn
 
-from ttvd.methods.adapter import Timing
 from ttvd.methods.eata import ETA
+from ttvd.methods.gradient import StepOptions
 from ttvd.methods.policies import ResetEvery
 from ttvd.methods.registry import register
-from ttvd.nn.norms import Statistics
 
 
 @register(
@@ -18,13 +19,13 @@ from ttvd.nn.norms import Statistics
     backwards=1,
 )
 class RDumb(ResetEvery):
-    """ETA inside of :class:`~ttvd.methods.policies.ResetEvery`: a baseline that long streams cannot wear out.
+    """ETA inside of :class:`~ttvd.methods.policies.ResetEvery`: a baseline that does not decay on long streams.
 
     The restart is complete: weights, optimizer and ETA's moving mean. Works where ETA works.
 
     Args:
         model: The classifier.
-        batches: Start again after so many; 1000 in the paper.
+        batches: Batches between two restarts; 1000 in the paper.
         margin, similarity, lr, momentum, steps, statistics, prediction: As in :class:`~ttvd.methods.eata.ETA`;
             the paper has a margin of 0.4, a similarity of 0.05 (for ImageNet) and a learning rate of 2.5e-4.
 
@@ -35,6 +36,8 @@ class RDumb(ResetEvery):
         torch.Size([8, 2])
     """
 
+    defaults: ClassVar[StepOptions] = ETA.defaults
+
     def __init__(
         self,
         model: nn.Module,
@@ -42,20 +45,6 @@ class RDumb(ResetEvery):
         batches: int = 1000,
         margin: float = 0.4,
         similarity: float | None = None,
-        lr: float = 2.5e-4,
-        momentum: float = 0.9,
-        steps: int = 1,
-        statistics: Statistics | None = None,
-        prediction: Timing = "before",
+        **options: Unpack[StepOptions],
     ) -> None:
-        eta = ETA(
-            model,
-            margin=margin,
-            similarity=similarity,
-            lr=lr,
-            momentum=momentum,
-            steps=steps,
-            statistics=statistics,
-            prediction=prediction,
-        )
-        super().__init__(eta, batches)
+        super().__init__(ETA(model, margin=margin, similarity=similarity, **options), batches)

@@ -1,17 +1,18 @@
 """ROID: certainty- and diversity-weighted self-training that stays near the source."""
 
+from typing import ClassVar, Unpack
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ttvd.geometry.precision import upcast
-from ttvd.methods.adapter import Timing
-from ttvd.methods.gradient import GradientAdapter, Step
+from ttvd.methods.gradient import GradientAdapter, Step, StepOptions
 from ttvd.methods.registry import register
 from ttvd.methods.shared.augmentations import augment
-from ttvd.methods.shared.losses import entropy
+from ttvd.methods.shared.losses import entropy, soft_likelihood_ratio
 from ttvd.methods.shared.random_state import RandomState
-from ttvd.nn.norms import Statistics, apply_statistics, following_stream
+from ttvd.nn.norms import apply_statistics, following_stream
 from ttvd.nn.split import count_classes, shared_copy
 
 
@@ -43,18 +44,13 @@ class ROID(GradientAdapter):
 
     Args:
         model: The classifier.
-        lr: Learning rate; the paper uses Adam with 1e-3 on CIFAR and SGD with 2.5e-4 on ImageNet.
-        optimizer: ``"adam"`` or ``"sgd"``.
-        momentum: Momentum of SGD, first beta of Adam.
-        steps: Gradient steps for each batch.
-        temperature: Of the weights; 1/3 in the paper.
+        temperature: Temperature of the weights; 1/3 in the paper.
         alpha: Share of the adapted weights in the weights after a step, 0.99 in the paper; the rest is the source's.
         beta: Share of the past in the running mean prediction, 0.9 in the paper.
         batch_size: What the weighted sums are divided by; the paper's is the batch size of the stream also where the
             last batch is smaller. None for the size of the batch at hand.
-        statistics: Where batch norms take their statistics from.
-        prediction: The paper predicts before the update.
-        seed: Of the augmentations.
+        seed: Seed of the augmentations.
+        lr: Learning rate; the paper uses Adam with 1e-3 on CIFAR and SGD with 2.5e-4 on ImageNet.
 
     Example:
         >>> net = nn.Sequential(nn.BatchNorm2d(1), nn.Flatten(), nn.Linear(4, 2))
@@ -63,34 +59,21 @@ class ROID(GradientAdapter):
     """
 
     networks = ("model", "source")
-    eager = "it draws its augmentations on the host"
+    defaults: ClassVar[StepOptions] = {**GradientAdapter.defaults, "optimizer": "adam"}
     mean: Tensor
 
     def __init__(
         self,
         model: nn.Module,
         *,
-        lr: float = 1e-3,
-        optimizer: str = "adam",
-        momentum: float = 0.9,
-        steps: int = 1,
         temperature: float = 1 / 3,
         alpha: float = 0.99,
         beta: float = 0.9,
         batch_size: int | None = None,
-        statistics: Statistics | None = None,
-        prediction: Timing = "before",
         seed: int = 0,
+        **options: Unpack[StepOptions],
     ) -> None:
-        super().__init__(
-            model,
-            lr=lr,
-            optimizer=optimizer,
-            momentum=momentum,
-            steps=steps,
-            statistics=statistics,
-            prediction=prediction,
-        )
+        super().__init__(model, **options)
         if not (temperature > 0.0 and 0.0 <= alpha <= 1.0 and 0.0 <= beta <= 1.0):
             raise ValueError(
                 "temperature must be positive, alpha and beta in [0, 1]; "
@@ -98,7 +81,7 @@ class ROID(GradientAdapter):
             )
         self.temperature, self.alpha, self.beta, self.batch_size = temperature, alpha, beta, batch_size
         self.random_state = RandomState(seed)
-        self.source = apply_statistics(shared_copy(model, set()), statistics or Statistics.batch()).eval()
+        self.source = apply_statistics(shared_copy(model, set()), self.statistics).eval()
         classes = count_classes(model)
         self.register_buffer("mean", self.probe.new_full((classes,), 1.0 / classes, requires_grad=False))
 
@@ -106,27 +89,27 @@ class ROID(GradientAdapter):
         """Log-probabilities after the correction of the prior."""
         return correct_prior(upcast(self.model(x)))
 
-    def loss(self, x: Tensor) -> Step:
+    def random_inputs(self, x: Tensor, generator: torch.Generator) -> tuple[Tensor, ...]:
+        """An augmented copy of each image."""
+        return (augment(x, generator, padding="reflection", degrade=False),)
+
+    def loss(self, x: Tensor, augmented: Tensor) -> Step:
         """Weighted likelihood ratios and consistency; the running mean prediction follows the batch."""
         logits = upcast(self.model(x))
         weights = weigh_samples(logits.detach(), self.mean, self.temperature)
         self.mean.lerp_(logits.detach().softmax(1).mean(0).to(self.mean.dtype), 1.0 - self.beta)
-        with self.random_state.generator() as generator:
-            changed = augment(x, generator, padding="reflection", degrade=False)
-        with following_stream(self.model, False):  # averages learn from the images, not from changed ones
-            others = upcast(self.model(changed))
-        each = likelihood_ratio(logits) + symmetric_cross_entropy(others, logits)
+        with following_stream(self.model, False):  # averages learn from the images alone
+            others = upcast(self.model(augmented))
+        each = soft_likelihood_ratio(logits, clip=0.99) + symmetric_cross_entropy(others, logits)
         loss = (weights * each).sum() / (self.batch_size or len(x))
         return Step(correct_prior(logits), loss, (weights > 0).to(self.kept.dtype).mean())
 
-    def take_step(self, x: Tensor) -> Step:
-        """A gradient step, then a little of the source again."""
-        step = super().take_step(x)
-        with torch.no_grad():
-            for own, source in zip(self.model.parameters(), self.source.parameters(), strict=True):
-                if own.requires_grad:
-                    own.lerp_(source, 1.0 - self.alpha)
-        return step
+    @torch.no_grad()
+    def after_step(self, step: Step) -> None:
+        """Move the weights a little back to those of the source."""
+        for own, source in zip(self.model.parameters(), self.source.parameters(), strict=True):
+            if own.requires_grad:
+                own.lerp_(source, 1.0 - self.alpha)
 
 
 def weigh_samples(logits: Tensor, mean: Tensor, temperature: float) -> Tensor:
@@ -141,12 +124,6 @@ def _scale(values: Tensor) -> Tensor:
     """To [0, 1]; 0 where all are alike."""
     low, high = values.aminmax()
     return (values - low) / torch.where(high > low, high - low, torch.ones_like(low))
-
-
-def likelihood_ratio(logits: Tensor) -> Tensor:
-    """Soft likelihood ratio loss (b,) of softmax(logits)."""
-    probs = logits.softmax(1).clamp_max(0.99)
-    return -(probs * torch.log(probs / (1.0 - probs) + 1e-5)).sum(1)
 
 
 def symmetric_cross_entropy(a: Tensor, b: Tensor) -> Tensor:

@@ -26,7 +26,7 @@ class BalancedMemory(Memory):
     full; a sample of another class can only replace the worst of its own. Who scores no better than the newcomer stays.
 
     Args:
-        capacity: How many images it holds.
+        capacity: Number of images that the memory holds.
         like: As in :class:`~ttvd.methods.shared.memory.Memory`.
         timeliness: Weight of the age in the score.
         uncertainty: Weight of the uncertainty in the score.
@@ -74,7 +74,7 @@ class RoTTA(MemoryAdapter):
     enter a memory (:class:`BalancedMemory`). After every ``period`` samples the student takes a step on the
     cross-entropy between the teacher on the images of the memory and itself on strong augmentations of them, each
     weighted by 1 / (1 + e^a), a = age / capacity. Batch norms normalise by averages that follow the memory, each
-    network's its own. The output is what the teacher said of the batch, before the update.
+    network's its own. The output is the teacher's prediction of the batch, before the update.
 
     Works with batch, group and layer norm, and with any batch size. Deviations from the authors' code: every image is
     augmented by its own draws; the entropy is exact (theirs adds 1e-6 to p). An update waits once for the device, to
@@ -90,7 +90,7 @@ class RoTTA(MemoryAdapter):
         nu: Share of the student in the teacher at each update.
         timeliness: Weight of the age in the score of the memory.
         uncertainty: Weight of the entropy in it.
-        seed: Of the augmentations.
+        seed: Seed of the augmentations.
 
     Example:
         >>> net = nn.Sequential(nn.BatchNorm2d(1), nn.Flatten(), nn.Linear(4, 2))
@@ -99,7 +99,7 @@ class RoTTA(MemoryAdapter):
     """
 
     networks = ("model", "teacher")
-    eager = "it learns from as many images as its memory holds, and draws its augmentations on the host"
+    dynamic = "it learns from as many images as its memory holds, and draws its augmentations in the step"
     memory: BalancedMemory
 
     def __init__(
@@ -121,10 +121,10 @@ class RoTTA(MemoryAdapter):
         if not 0.0 <= nu <= 1.0:
             raise ValueError(f"nu is the share of the student in the teacher, in [0, 1]; got {nu}")
         self.nu = nu
-        averages = {name.removeprefix("model.") for name in self._averages}
+        averages = {name.removeprefix("model.") for name in self._running_averages}
         owned = select_parameters(model, "norm") | averages
         self.teacher = apply_statistics(shared_copy(model, owned), statistics).eval()
-        self._averages |= {f"teacher.{name}" for name in averages}
+        self._running_averages |= {f"teacher.{name}" for name in averages}
         self.memory = BalancedMemory(capacity, self.probe, timeliness, uncertainty)
         self.clock = Clock(period)
         self.random_state = RandomState(seed)
@@ -163,8 +163,8 @@ class RoTTA(MemoryAdapter):
 
     def _learn(self) -> None:
         """One step on the memory; the averages of both networks follow it, and the teacher the student."""
-        with following_stream(self.model), following_stream(self.teacher):
-            self.take_step(self.memory.images[self.memory.labels >= 0])
+        with following_stream(self.teacher):
+            super().adapt(self.memory.images[self.memory.labels >= 0])
         with torch.no_grad():
             for slow, fast in zip(self.teacher.parameters(), self.model.parameters(), strict=True):
                 if slow.requires_grad:

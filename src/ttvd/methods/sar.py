@@ -2,18 +2,16 @@
 
 import math
 from collections.abc import Sequence
+from typing import ClassVar, Unpack
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from ttvd.engine.flat import flatten, keep_where
 from ttvd.geometry.precision import upcast
-from ttvd.methods.adapter import Timing
-from ttvd.methods.gradient import GradientAdapter, Step
+from ttvd.methods.gradient import GradientAdapter, Step, StepOptions
 from ttvd.methods.registry import register
 from ttvd.methods.shared.losses import differentiate, entropy, mean_over
-from ttvd.nn.norms import Statistics
 
 LAST_LAYERS = ("layer4", "blocks.9", "blocks.10", "blocks.11", "norm")
 """What the authors leave alone: the last stage of ResNets; the last three blocks of ViT-B and its final norm."""
@@ -53,10 +51,6 @@ class SAR(GradientAdapter):
             names adapt in all norms.
         lr: Learning rate; the authors use 2.5e-4 for ResNets (times batch size / 32 when it is below 32, twice that
             for a batch of one), 1e-3 for ViT (times batch size / 64), with plain momentum SGD.
-        momentum: Momentum of SGD.
-        steps: Gradient steps for each batch.
-        statistics: Where batch norms take their statistics from; the batch by default.
-        prediction: Whether the returned logits are those of the first forward pass (the paper) or follow the update.
 
     Example:
         >>> net = nn.Sequential(nn.BatchNorm2d(1), nn.Flatten(), nn.Linear(4, 2))
@@ -64,6 +58,13 @@ class SAR(GradientAdapter):
         torch.Size([8, 2])
     """
 
+    defaults: ClassVar[StepOptions] = {
+        "lr": 2.5e-4,
+        "momentum": 0.9,
+        "steps": 1,
+        "statistics": None,
+        "prediction": "before",
+    }
     ema: Tensor
 
     def __init__(
@@ -75,22 +76,9 @@ class SAR(GradientAdapter):
         collapse: float = 0.029,
         decay: float = 0.9,
         skip: Sequence[str] = LAST_LAYERS,
-        lr: float = 2.5e-4,
-        momentum: float = 0.9,
-        steps: int = 1,
-        statistics: Statistics | None = None,
-        prediction: Timing = "before",
+        **options: Unpack[StepOptions],
     ) -> None:
-        super().__init__(
-            model,
-            lr=lr,
-            momentum=momentum,
-            nesterov=False,
-            steps=steps,
-            statistics=statistics,
-            skip=skip,
-            prediction=prediction,
-        )
+        super().__init__(model, nesterov=False, skip=skip, **options)
         if not (margin > 0.0 and rho >= 0.0 and collapse >= 0.0 and 0.0 <= decay < 1.0):
             raise ValueError(
                 "expected margin > 0, rho >= 0, collapse >= 0 and decay in [0, 1), "
@@ -100,22 +88,24 @@ class SAR(GradientAdapter):
         # Infinite: no loss has been seen yet.
         self.register_buffer("ema", self.adapting()[0].new_full((), math.inf))
 
-    def take_step(self, x: Tensor) -> Step:
-        """Step along the gradient from uphill, then start again if the model has collapsed."""
-        self._remember()
+    def loss(self, x: Tensor) -> Step:
+        """Mean entropy of the confident samples, with the gradients from uphill."""
         named = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
-        with torch.enable_grad():
-            out = self.output(x)
-            first, sure = self._minimised(out, torch.ones_like(out[:, 0], dtype=torch.bool))
-            uphill = self._climb(named, first)
-            logits = self._look(x, uphill)
-            second, surer = self._minimised(logits, sure)
-            gradients = differentiate(second, list(uphill.values()))
+        out = self.output(x)
+        first, sure = self._minimised(out, torch.ones_like(out[:, 0], dtype=torch.bool))
+        uphill = self._climb(named, first)
+        second, surer = self._minimised(self._forward_with(x, uphill), sure)
+        gradients = differentiate(second, list(uphill.values()))
         kept = surer.to(second.dtype).mean() * second.isfinite()
-        self.optimizer.step(list(named.values()), gradients, kept)
-        self.kept.copy_(kept)
-        self._recover(second.detach(), kept > 0, self.collapse * math.log(out.shape[1]))
-        return Step(out, second, kept)
+        return Step(out, second, kept, gradients)
+
+    @torch.no_grad()
+    def after_step(self, step: Step) -> None:
+        """Update the running mean of the loss; where that is below the threshold, everything starts again."""
+        loss, floor = step.loss.detach(), self.collapse * math.log(step.out.shape[1])
+        mean = torch.where(self.ema.isinf(), loss, self.decay * self.ema + (1.0 - self.decay) * loss)
+        self.ema.copy_(torch.where(step.kept > 0, mean, self.ema))
+        self.reset_where(self.ema < floor)
 
     def _minimised(self, logits: Tensor, among: Tensor) -> tuple[Tensor, Tensor]:
         """Mean entropy of the confident samples, and which they are."""
@@ -127,21 +117,11 @@ class SAR(GradientAdapter):
         """Copies of the parameters, moved by rho along the gradient of the loss."""
         found = zip(named.values(), differentiate(loss, list(named.values())), strict=True)
         gradients = [torch.zeros_like(p) if g is None else g for p, g in found]
-        length = flatten(gradients).norm() + _TINY
+        length = torch.cat([g.reshape(-1) for g in gradients]).norm() + _TINY
         moved = zip(named.items(), gradients, strict=True)
         return {name: (p + self.rho * g / length).detach().requires_grad_() for (name, p), g in moved}
 
-    def _look(self, x: Tensor, parameters: dict[str, Tensor]) -> Tensor:
+    def _forward_with(self, x: Tensor, parameters: dict[str, Tensor]) -> Tensor:
         """Logits under other parameters; on copies of the buffers, so that running averages learn only once."""
         still = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
         return upcast(functional_call(self.model, {**parameters, **still}, (x,)))
-
-    @torch.no_grad()
-    def _recover(self, loss: Tensor, seen: Tensor, floor: float) -> None:
-        """Follow the loss with the running mean; where that is below the floor, everything starts again."""
-        mean = torch.where(self.ema.isinf(), loss, self.decay * self.ema + (1.0 - self.decay) * loss)
-        self.ema.copy_(torch.where(seen, mean, self.ema))
-        collapsed = self.ema < floor
-        assert self._initial is not None
-        state = self._changing()
-        keep_where(~collapsed, list(state.values()), [self._initial[name] for name in state])

@@ -1,14 +1,14 @@
 """SHOT, online: information maximisation and self-training under a frozen head."""
 
+from typing import Unpack
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ttvd.methods.adapter import Timing
-from ttvd.methods.gradient import GradientAdapter, Step
+from ttvd.methods.gradient import GradientAdapter, Step, StepOptions
 from ttvd.methods.registry import register
 from ttvd.methods.shared.losses import entropy, mean_over
-from ttvd.nn.norms import Statistics
 from ttvd.nn.split import SplitModel, split
 
 _EPS = 1e-5  # inside the logarithm of the mean prediction, as in TTAB
@@ -41,14 +41,10 @@ class SHOT(GradientAdapter):
 
     Args:
         model: The classifier; its last linear layer stays as it is.
-        weight: Of the pseudo-labels: 0.3 in SHOT and TTAB, 0.1 in the T3A authors' port.
+        weight: Weight of the pseudo-labels: 0.3 in SHOT and TTAB, 0.1 in the T3A authors' port.
         confidence: Samples above this probability have a pseudo-label; 0.9 in TTAB.
         lr: Learning rate; TTAB searches 5e-3, 1e-3 and 5e-4.
         optimizer: ``"sgd"`` (Nesterov, as in TTAB) or ``"adam"`` (as in the T3A authors' port).
-        momentum: Momentum of SGD, first beta of Adam.
-        steps: Gradient steps for each batch.
-        statistics: Where batch norms take their statistics from; the batch by default.
-        prediction: Whether the returned logits precede the last update (TTAB) or follow it.
 
     Example:
         >>> net = nn.Sequential(nn.Flatten(), nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
@@ -67,23 +63,9 @@ class SHOT(GradientAdapter):
         *,
         weight: float = 0.3,
         confidence: float = 0.9,
-        lr: float = 1e-3,
-        optimizer: str = "sgd",
-        momentum: float = 0.9,
-        steps: int = 1,
-        statistics: Statistics | None = None,
-        prediction: Timing = "before",
+        **options: Unpack[StepOptions],
     ) -> None:
-        super().__init__(
-            split(model),
-            lr=lr,
-            optimizer=optimizer,
-            momentum=momentum,
-            steps=steps,
-            statistics=statistics,
-            parameters="features",
-            prediction=prediction,
-        )
+        super().__init__(split(model), parameters="features", **options)
         if not weight >= 0.0:
             raise ValueError(f"weight must be at least 0, got {weight}")
         if not 0.0 <= confidence <= 1.0:

@@ -4,7 +4,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ttvd.engine.flat import all_finite
 from ttvd.geometry.precision import full_precision
 from ttvd.methods.adapter import Adapter
 from ttvd.methods.registry import register
@@ -45,6 +44,7 @@ class T3A(Adapter):
     """
 
     prediction = "after"
+    gated = ("memory",)
     model: SplitModel
 
     def __init__(self, model: nn.Module, *, supports: int = 100) -> None:
@@ -70,18 +70,7 @@ class T3A(Adapter):
         """Collect the batch, then score it."""
         with torch.no_grad():
             z, logits = self.model.features_and_logits(x)
-            self._collect(z, logits)
-            return self._score(z)
-
-    def _take(self, x: Tensor, checked: bool) -> Tensor:
-        """As in :class:`Adapter`; the supports refuse what is not finite by themselves, and need not be copied."""
-        if checked:
-            return super()._take(x, checked)
-        fine = all_finite(x)
-        with torch.no_grad():
-            z, logits = self.model.features_and_logits(x.nan_to_num(0.0, 0.0, 0.0))
-            self._collect(torch.where(fine, z, 0.0), torch.where(fine, logits, torch.nan))
-            self.kept.copy_(fine)
+            self._collect(torch.where(self.finite, z, 0.0), torch.where(self.finite, logits, torch.nan))
             return self._score(z)
 
     @full_precision

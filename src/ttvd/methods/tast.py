@@ -4,9 +4,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ttvd.engine.flat import all_finite, copy_all, keep_where
-from ttvd.engine.optimizers import build_optimizer
 from ttvd.methods.adapter import Adapter, Timing
+from ttvd.methods.gradient import build_optimizer
 from ttvd.methods.registry import register
 from ttvd.methods.shared.losses import differentiate
 from ttvd.methods.shared.prototypes import PrototypeEnsemble, divergence
@@ -19,9 +18,9 @@ class Heads(nn.Module):
     """A BatchEnsemble of linear maps: one matrix, and for each member two scalings and a bias.
 
     Args:
-        members: How many maps, e.
-        dim: Of the features, d; the projections have a quarter of it.
-        seed: Decides the initial weights.
+        members: Number of maps, e.
+        dim: Dimension of the features, d; that of the projections is a quarter of it.
+        seed: Seed of the initial weights.
     """
 
     def __init__(self, members: int, dim: int, seed: int) -> None:
@@ -66,7 +65,7 @@ class TAST(Adapter):
     Args:
         model: The classifier.
         members: Size of the ensemble; the paper tried 1, 5, 10 and 20, TTVD's comparison has 5.
-        supports: Of each class, M in the paper; it tried 1 to 100 and all, TTVD's comparison has 100.
+        supports: Supports of each class, M in the paper; it tried 1 to 100 and all, TTVD's comparison has 100.
         k: Number of neighbours; the paper tried 1, 2, 4 and 8, TTVD's comparison has 1. At most ``supports``.
         tau: Scale of the cosines; 10 in the authors' code.
         lr: Learning rate; 1e-3 with Adam in the paper.
@@ -74,7 +73,7 @@ class TAST(Adapter):
         momentum: Momentum of SGD, first beta of Adam.
         steps: Gradient steps for each batch; the paper tried 1 and 3.
         prediction: The authors' code predicts before the last update.
-        seed: Of the random projections.
+        seed: Seed of the random projections.
 
     Example:
         >>> net = nn.Sequential(nn.Flatten(), nn.Linear(4, 2))
@@ -82,6 +81,7 @@ class TAST(Adapter):
         torch.Size([8, 2])
     """
 
+    gated = ("memory",)
     model: SplitModel
 
     def __init__(
@@ -114,47 +114,30 @@ class TAST(Adapter):
 
     def output(self, x: Tensor) -> Tensor:
         """Logarithm of what the nearest supports are taken for."""
-        return self._jury.ask(self.model.features(x), self.k)[1].log()
+        return self._ensemble.knn_predict(self.model.features(x), self.k)[1].log()
 
     def adapt(self, x: Tensor) -> Tensor:
         """Collect the batch, then let the projections learn from its neighbours."""
         with torch.no_grad():
             z, logits = self.model.features_and_logits(x)
-        self.memory.offer(z, logits)
-        return self._follow(z)
-
-    def _take(self, x: Tensor, checked: bool) -> Tensor:
-        """As in :class:`Adapter`; the supports refuse what is not finite by themselves, and need not be copied."""
-        if checked:
-            return super()._take(x, checked)
-        fine = all_finite(x)
-        state = [tensor for name, tensor in self._changing().items() if not name.startswith("memory.")]
-        before = copy_all(state)
-        with torch.no_grad():
-            z, logits = self.model.features_and_logits(x.nan_to_num(0.0, 0.0, 0.0))
-        self.memory.offer(z, torch.where(fine, logits, torch.nan))
-        out = self._follow(z)
-        keep_where(fine, state, before)
-        self.kept.copy_(fine)
-        return out
-
-    def _follow(self, z: Tensor) -> Tensor:
-        """Let the projections learn from the neighbours of features; returns what these are taken for."""
+        self.memory.offer(z, torch.where(self.finite, logits, torch.nan))
         for _ in range(self.steps):
-            targets, out = self._jury.ask(z, self.k)
+            targets, out = self._ensemble.knn_predict(z, self.k)
             self._learn(z, targets)
         if self.prediction == "after":
-            out = self._jury.ask(z, self.k)[1]
+            out = self._ensemble.knn_predict(z, self.k)[1]
         return out.log()
 
     @property
-    def _jury(self) -> PrototypeEnsemble:
-        known = self.memory
-        return PrototypeEnsemble(known.items, known.present, known.means, known.lengths, self.heads, self.tau)
+    def _ensemble(self) -> PrototypeEnsemble:
+        memory = self.memory
+        return PrototypeEnsemble(
+            memory.items, memory.present, memory.means, memory.lengths, self.heads, self.tau
+        )
 
     def _learn(self, z: Tensor, targets: Tensor) -> None:
         parameters = list(self.heads.parameters())
         with torch.enable_grad():
-            loss = divergence(self._jury.score(z), targets)
+            loss = divergence(self._ensemble.score(z), targets)
             gradients = differentiate(loss, parameters)
         self.optimizer.step(parameters, gradients, loss.isfinite())

@@ -1,13 +1,12 @@
 """TAST-BN: nearest supports teach the norms; the supports are images."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar, Unpack
 
 import torch
 from torch import Tensor, nn
 
-from ttvd.methods.adapter import Timing
-from ttvd.methods.gradient import GradientAdapter, Step
+from ttvd.methods.gradient import GradientAdapter, Step, StepOptions
 from ttvd.methods.registry import register
 from ttvd.methods.shared.prototypes import PrototypeEnsemble, divergence
 from ttvd.methods.shared.supports import Supports
@@ -23,7 +22,7 @@ from ttvd.nn.split import SplitModel, split
     backwards=1,
 )
 class TASTBN(GradientAdapter):
-    """TAST without an ensemble: the norms learn, so that supports are kept as images and looked at anew each time.
+    """TAST without an ensemble: the norms learn, so supports are stored as images and forwarded at each step.
 
     The model labels a batch, and of each predicted class the most certain images stay. Then batch and stored images
     pass the network together; the rest is as in TAST with one member and no projection: the cosine with the mean
@@ -45,8 +44,6 @@ class TASTBN(GradientAdapter):
         k: Number of neighbours; the paper tried 1, 2, 4 and 8. At most ``supports``.
         tau: Scale of the cosines; 10 in the authors' code.
         lr: Learning rate; 1e-3 with Adam in the paper.
-        optimizer: ``"adam"`` or ``"sgd"``.
-        momentum: Momentum of SGD, first beta of Adam.
         steps: Gradient steps for each batch; the paper tried 1 and 3.
         prediction: The authors' code predicts before the last update.
 
@@ -56,8 +53,15 @@ class TASTBN(GradientAdapter):
         torch.Size([8, 2])
     """
 
+    defaults: ClassVar[StepOptions] = {
+        "lr": 1e-3,
+        "optimizer": "adam",
+        "momentum": 0.9,
+        "steps": 1,
+        "prediction": "before",
+    }
     model: SplitModel
-    eager = "it forwards as many images as its memory holds"
+    dynamic = "it forwards as many images as its memory holds"
 
     def __init__(
         self,
@@ -67,15 +71,9 @@ class TASTBN(GradientAdapter):
         capacity: int = 150,
         k: int = 1,
         tau: float = 10.0,
-        lr: float = 1e-3,
-        optimizer: str = "adam",
-        momentum: float = 0.9,
-        steps: int = 1,
-        prediction: Timing = "before",
+        **options: Unpack[StepOptions],
     ) -> None:
-        super().__init__(
-            split(model), lr=lr, optimizer=optimizer, momentum=momentum, steps=steps, prediction=prediction
-        )
+        super().__init__(split(model), **options)
         classes = self.model.linear.out_features
         if capacity < classes:
             raise ValueError(
@@ -92,8 +90,8 @@ class TASTBN(GradientAdapter):
         """Logarithm of what the nearest stored images are taken for."""
         if not bool(self.memory.present.any()):
             return super().output(x)
-        z, ensemble = self._look(x)
-        return ensemble.ask(z, self.k)[1].log()
+        z, ensemble = self._embed(x)
+        return ensemble.knn_predict(z, self.k)[1].log()
 
     def adapt(self, x: Tensor) -> Tensor:
         """Store the most certain images, then learn from them."""
@@ -104,8 +102,8 @@ class TASTBN(GradientAdapter):
 
     def loss(self, x: Tensor) -> Step:
         """Divergence from the neighbours' labels."""
-        z, ensemble = self._look(x)
-        targets, out = ensemble.ask(z, self.k)
+        z, ensemble = self._embed(x)
+        targets, out = ensemble.knn_predict(z, self.k)
         return Step(out.log(), divergence(ensemble.score(z), targets), torch.ones_like(self.kept))
 
     def load_state_dict(
@@ -113,7 +111,7 @@ class TASTBN(GradientAdapter):
     ) -> Any:
         """As in :class:`Adapter`; the memory takes the room that the images of the state need."""
         own, items = self.memory.items, state_dict.get("memory.items")
-        self._remember()
+        self.keep_initial()
         if isinstance(items, Tensor) and items.shape[:2] == own.shape[:2]:
             with torch.inference_mode(mode=False):
                 self.memory.items = own.new_zeros(items.shape)
@@ -123,7 +121,7 @@ class TASTBN(GradientAdapter):
             self.memory.items = own
             raise
 
-    def _look(self, x: Tensor) -> tuple[Tensor, PrototypeEnsemble]:
+    def _embed(self, x: Tensor) -> tuple[Tensor, PrototypeEnsemble]:
         """Features of a batch, and the stored images by theirs."""
         present = self.memory.present
         features = self.model.features(torch.cat([x, self.memory.items[present]]))

@@ -1,13 +1,13 @@
 """Tent: entropy minimisation by the affine parameters of the norms."""
 
-import torch
-from torch import Tensor, nn
+from typing import ClassVar
 
-from ttvd.methods.adapter import Timing
-from ttvd.methods.gradient import GradientAdapter, Step
+import torch
+from torch import Tensor
+
+from ttvd.methods.gradient import GradientAdapter, Step, StepOptions
 from ttvd.methods.registry import register
 from ttvd.methods.shared.losses import entropy
-from ttvd.nn.norms import Statistics
 
 
 @register(
@@ -21,45 +21,18 @@ from ttvd.nn.norms import Statistics
 class Tent(GradientAdapter):
     """Minimises the mean entropy of softmax(logits) over each batch.
 
-    Works with batch, group and layer norm. Batch norms use the statistics of the batch. Deviation from the authors'
-    code: the model runs in evaluation mode, so that dropout and stochastic depth stay off.
-
-    Args:
-        model: The classifier.
-        lr: Learning rate; the paper uses Adam with 1e-3 on CIFAR and SGD with 2.5e-4 on ImageNet.
-        optimizer: ``"adam"`` or ``"sgd"``.
-        momentum: Momentum of SGD, first beta of Adam.
-        steps: Gradient steps for each batch.
-        statistics: Where batch norms take their statistics from.
-        prediction: The paper predicts before the update; its authors saw no difference.
+    Works with batch, group and layer norm. The paper uses Adam with a learning rate of 1e-3 on CIFAR, SGD with 2.5e-4
+    on ImageNet, and predicts before the update. Deviation from the authors' code: the model runs in evaluation mode,
+    so dropout and stochastic depth stay off.
 
     Example:
+        >>> from torch import nn
         >>> net = nn.Sequential(nn.BatchNorm2d(1), nn.Flatten(), nn.Linear(4, 2))
-        >>> tent = Tent(net, lr=1e-3)
-        >>> tent(torch.rand(8, 1, 2, 2)).shape
+        >>> Tent(net, lr=1e-3)(torch.rand(8, 1, 2, 2)).shape
         torch.Size([8, 2])
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        *,
-        lr: float = 1e-3,
-        optimizer: str = "adam",
-        momentum: float = 0.9,
-        steps: int = 1,
-        statistics: Statistics | None = None,
-        prediction: Timing = "before",
-    ) -> None:
-        super().__init__(
-            model,
-            lr=lr,
-            optimizer=optimizer,
-            momentum=momentum,
-            steps=steps,
-            statistics=statistics,
-            prediction=prediction,
-        )
+    defaults: ClassVar[StepOptions] = {**GradientAdapter.defaults, "optimizer": "adam"}
 
     def loss(self, x: Tensor) -> Step:
         """Mean entropy of the batch."""

@@ -6,10 +6,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ttvd.engine.step_inputs import Plan
 from ttvd.geometry.precision import full_precision, upcast
 from ttvd.methods.gradient import GradientAdapter, Step
 from ttvd.methods.registry import register
+from ttvd.methods.shared.augmentations import crop_and_mirror
 from ttvd.methods.shared.losses import differentiate
 from ttvd.methods.shared.random_state import RandomState
 from ttvd.nn.norms import Statistics, StreamNorm, following_stream
@@ -19,7 +19,7 @@ from ttvd.nn.views import rotate
 Mode = Literal["online", "episodic"]
 _PIXELS = 2**21  # of all copies that a GPU is given at once
 _MOMENTUM = 0.1
-"""Of the running averages of batch norm: torch's default, which the authors' code leaves."""
+"""Momentum of the running averages of batch norm: torch's default, which the authors' code keeps."""
 
 
 class CopyNorm(StreamNorm):
@@ -90,14 +90,14 @@ class TTT(GradientAdapter):
         mode: ``"online"`` goes on from batch to batch; ``"episodic"`` starts again with each, random numbers
             included, so that a prediction depends on nothing but its batch.
         steps: Gradient steps for each batch; unless given 1 online and 10 episodic, as in the paper.
-        copies: Of each image and step; 32 in the paper.
+        copies: Copies of each image in a step; 32 in the paper.
         padding: Pixels by which a crop may move; an eighth of the height unless given, the 4 of 32 of the paper.
         lr: Learning rate; 1e-3 in the paper.
         optimizer: ``"sgd"`` or ``"adam"``.
         momentum: Momentum of SGD (Nesterov's), first beta of Adam; 0 in the paper, 0.9 in TTAB.
         chunk: Images whose copies are forwarded together: for speed and memory, the result is the same. Unless given,
             8 on a CPU, and on a GPU as many as give it two million pixels: 64 images of 32 x 32.
-        seed: Of the copies.
+        seed: Seed of the copies.
 
     Example:
         >>> from ttvd.nn.resnet import ResNet
@@ -107,7 +107,6 @@ class TTT(GradientAdapter):
     """
 
     model: RotationNet
-    planned = ("random_state",)
 
     def __init__(
         self,
@@ -154,21 +153,20 @@ class TTT(GradientAdapter):
         staying = {id(parameter) for part in behind for parameter in part.parameters()}
         return [parameter for parameter in self.model.parameters() if id(parameter) not in staying]
 
-    def plan(self, x: Tensor) -> Plan:
-        """Start again if episodic, and draw the copies of all steps."""
+    def branch(self, x: Tensor) -> None:
+        """Start again if episodic; all steps take the same branch."""
         if self.mode == "episodic":
             self.reset()
-        return Plan(draws=tuple(draw for _ in range(self.steps) for draw in self.draw_copies(x)))
 
-    def take_step(self, x: Tensor) -> Step:
-        """One gradient step on new copies; gradients are summed over chunks of images."""
+    def loss(self, x: Tensor, offsets: Tensor, mirror: Tensor, turns: Tensor) -> Step:
+        """Cross-entropy of the rotations of new copies; gradients are summed over chunks of images."""
         parameters = self.adapting()
         total = [torch.zeros_like(parameter) for parameter in parameters]
         loss, out = torch.zeros_like(self.kept), []
-        copies, turns = self.make_copies(x, *(self.agenda.draw() for _ in range(3)))
+        copies, turns = self.make_copies(x, offsets, mirror, turns)
         chunk = self.chunk or self._choose_chunk(x)
         for images, labels in zip(copies.split(chunk), turns.split(chunk), strict=True):
-            with torch.enable_grad(), following_stream(self.model):
+            with following_stream(self.model):
                 out.append(upcast(self.model.forward_rotation(images.flatten(0, 1))))
                 part = F.cross_entropy(out[-1], labels.flatten(), reduction="sum") / turns.numel()
             for sum_, gradient in zip(total, differentiate(part, parameters), strict=True):
@@ -176,42 +174,29 @@ class TTT(GradientAdapter):
                     sum_ += gradient
             loss = loss + part.detach()
             out[-1] = out[-1].detach()
-        kept = torch.ones_like(self.kept)
-        self.optimizer.step(parameters, total, kept * loss.isfinite())
-        self.kept.copy_(kept)
-        return Step(torch.cat(out), loss, kept)
+        return Step(torch.cat(out), loss, torch.ones_like(self.kept), total)
 
     def _choose_chunk(self, x: Tensor) -> int:
         return max(1, _PIXELS // (self.copies * x.shape[-2:].numel())) if x.is_cuda else 8
 
-    def draw_copies(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Where to crop (n, 2), whether to mirror and how often to turn (n,) each of the copies, on the host."""
+    def random_inputs(self, x: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
+        """Where to crop (n, 2), whether to mirror and how often to turn (n,) each of the copies."""
         size, views = len(x) * self.copies, self.model.rotation.fc.out_features
-        with self.random_state.generator() as generator:
-            offsets = torch.randint(2 * self._choose_padding(x) + 1, (size, 2), generator=generator)
-            mirror = torch.randint(2, (size,), generator=generator)
-            return offsets, mirror, torch.randint(views, (size,), generator=generator)
+        offsets = torch.randint(2 * self._choose_padding(x) + 1, (size, 2), generator=generator)
+        mirror = torch.randint(2, (size,), generator=generator)
+        return offsets, mirror, torch.randint(views, (size,), generator=generator)
 
     def make_copies(self, x: Tensor, offsets: Tensor, mirror: Tensor, turns: Tensor) -> tuple[Tensor, Tensor]:
         """Copies (b, copies, c, h, w) of images, cropped, mirrored and turned as drawn; and the turns (b, copies)."""
         size, views = len(turns), self.model.rotation.fc.out_features
-        copies = _crop(x.repeat_interleave(self.copies, 0), offsets, self._choose_padding(x))
-        copies = torch.where(mirror.view(-1, 1, 1, 1) > 0, copies.flip(-1), copies)
+        copies = crop_and_mirror(
+            x.repeat_interleave(self.copies, 0), offsets, mirror, self._choose_padding(x)
+        )
         copies = rotate(copies, views).unflatten(0, (views, size))[turns, torch.arange(size, device=x.device)]
         return copies.unflatten(0, (len(x), self.copies)), turns.view(len(x), self.copies)
 
     def _choose_padding(self, x: Tensor) -> int:
         return x.shape[-2] // 8 if self.padding is None else self.padding
-
-
-def _crop(images: Tensor, offsets: Tensor, padding: int) -> Tensor:
-    """Cut images of their own size out of themselves with a black border, at offsets (n, 2) from 0 to 2 * padding."""
-    height, width = images.shape[-2:]
-    rows = (offsets[:, :1] + torch.arange(height, device=images.device))[:, None, :, None]
-    columns = (offsets[:, 1:] + torch.arange(width, device=images.device))[:, None, None, :]
-    batch = torch.arange(len(images), device=images.device)[:, None, None, None]
-    channel = torch.arange(images.shape[1], device=images.device)[:, None, None]
-    return F.pad(images, (padding,) * 4)[batch, channel, rows, columns]
 
 
 def _check_choices(model: nn.Module, mode: str, copies: int, padding: int | None, chunk: int | None) -> None:

@@ -1,4 +1,4 @@
-"""One pass of a batch through a network whose norms follow the stream: what they can do together."""
+"""One forward pass of a network whose norms follow the stream: what these norms compute together."""
 
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ttvd.engine.compiling import compile_once
 from ttvd.engine.flat import find_runs, join_runs, write_runs
-from ttvd.engine.fused_norm import Scales
+from ttvd.engine.fused_norm import SharedFactors
 from ttvd.nn.statistics import Statistics
 
 if TYPE_CHECKING:
@@ -16,13 +16,14 @@ if TYPE_CHECKING:
 
 
 class PendingStats(NamedTuple):
-    """What the averages of a norm become when they have followed a batch.
+    """An update of the averages of a norm that is not written yet.
 
     Attributes:
-        mean: (c,).
-        var: (c,).
-        rows: How many the batch has.
-        mixed: Whether it is that; else it is the mean of the batch, and its variance with ``eps`` on top.
+        mean: The new average of the means, (c,).
+        var: The new average of the variances, (c,).
+        rows: Number of samples in the batch.
+        mixed: True for new averages as described. False for the moments of the batch itself, with ``eps`` added to the
+            variance; the averages are computed from them when they are written.
     """
 
     mean: Tensor
@@ -32,11 +33,11 @@ class PendingStats(NamedTuple):
 
 
 class Averages(NamedTuple):
-    """What a norm knows of the stream.
+    """The running averages of a norm.
 
     Attributes:
-        mean: (c,).
-        var: (c,).
+        mean: Average of the means, (c,).
+        var: Average of the variances, (c,).
         rows: How many samples each channel has followed, (c,); None where that is not tracked.
     """
 
@@ -44,8 +45,8 @@ class Averages(NamedTuple):
     var: Tensor
     rows: Tensor | None
 
-    def follow(self, pending: PendingStats, policy: Statistics, eps: float) -> "Averages":
-        """What they become by a batch; what is not finite does not enter."""
+    def updated(self, pending: PendingStats, policy: Statistics, eps: float) -> "Averages":
+        """The averages after a pending update; values that are not finite do not enter."""
         mean, var = pending.mean, pending.var
         if not pending.mixed:
             share = share_of_batch(policy, self.rows, pending.rows, mean.dtype)
@@ -58,7 +59,7 @@ class Averages(NamedTuple):
 def share_of_batch(
     policy: Statistics, followed: Tensor | None, rows: int, dtype: torch.dtype
 ) -> Tensor | float:
-    """Weight with which a batch enters averages, (c,) where they know how many samples they have ``followed``."""
+    """Weight of a batch in the averages; (c,) where it depends on how many samples they have ``followed``."""
     if policy.memory is None or followed is None:
         return 1.0 - policy.source_share(rows)
     assert policy.count is not None
@@ -66,35 +67,35 @@ def share_of_batch(
 
 
 class NormBatch:
-    """The norms of a network in one pass, and what they compute together: a few operations on many numbers.
+    """The norms of a network in one forward pass, which compute some things together to launch fewer kernels.
 
     Args:
-        norms: Those of the network.
+        norms: The norms of the network.
 
     Attributes:
-        scales: What their gradients need.
+        factors: What their gradients need.
     """
 
     def __init__(self, norms: Sequence["StreamNorm"]) -> None:
         self._norms = norms
         self._shares: dict[tuple[int, torch.dtype], dict[int, Tensor]] = {}
-        self.scales = Scales()
+        self.factors = SharedFactors()
 
     def share(self, norm: "StreamNorm", rows: int, dtype: torch.dtype) -> Tensor:
-        """Weight (c,) with which the batch enters tracked averages; good for one use, which changes the next."""
+        """Weight (c,) of the batch in the tracked averages; valid for one use, since each use changes the averages."""
         kind = (rows, dtype)
         if kind not in self._shares:
-            # Of one that has pending a batch already, the averages are about to change.
+            # A norm with a pending batch is left out: its averages are about to change.
             alike = [other for other in self._norms if not other.pending and _tracks_like(other, norm)]
             shares = _shares(alike, rows, dtype) if alike else ()
             self._shares[kind] = {id(other): share for other, share in zip(alike, shares, strict=True)}
         found = self._shares[kind].get(id(norm))
-        for known in self._shares.values():
-            known.pop(id(norm), None)
+        for shares_of_norms in self._shares.values():
+            shares_of_norms.pop(id(norm), None)
         return _shares([norm], rows, dtype)[0] if found is None else found
 
     def forget(self) -> None:
-        """The averages have changed: weights must be computed anew."""
+        """Drop the weights, because the averages have changed."""
         self._shares.clear()
 
 
@@ -107,7 +108,7 @@ def _tracks_like(one: "StreamNorm", other: "StreamNorm") -> bool:
 
 
 def _shares(norms: Sequence["StreamNorm"], rows: int, dtype: torch.dtype) -> Sequence[Tensor]:
-    """Weights (c,) with which a batch enters the averages of norms of one policy that tracks."""
+    """Weights (c,) of a batch in the averages of norms that share a tracking policy."""
     counts = [norm.rows_followed for norm in norms]
     together = share_of_batch(norms[0].statistics, torch.cat(counts), rows, dtype)
     assert isinstance(together, Tensor)
@@ -116,7 +117,7 @@ def _shares(norms: Sequence["StreamNorm"], rows: int, dtype: torch.dtype) -> Seq
 
 @torch.no_grad()
 def commit(norms: Iterable["StreamNorm"]) -> None:
-    """Let averages become what the norms have pending, in the order in which they have."""
+    """Write the pending updates of the norms to their averages, in order."""
     waiting = [(norm, norm.pending) for norm in norms if norm.pending]
     for norm, _ in waiting:
         norm.pending = ()
@@ -138,20 +139,20 @@ def commit(norms: Iterable["StreamNorm"]) -> None:
 
 
 def _commit_group(group: Sequence[tuple["StreamNorm", PendingStats]]) -> None:
-    """Those of norms that are alike, together."""
+    """Write one pending update of each of several norms with equal settings."""
     first, pending = group[0]
     dtype = pending.mean.dtype
     names = ["running_mean", "running_var"] + ["rows_followed"] * (first.statistics.memory is not None)
     buffers = [[norm.get_buffer(name) for norm, _ in group] for name in names]
     runs = [find_runs(parts) for parts in buffers]
     mean, var, *rows = map(join_runs, runs)
-    told = pending._replace(
+    joined = pending._replace(
         mean=torch.cat([part.mean for _, part in group]), var=torch.cat([part.var for _, part in group])
     )
-    known = Averages(mean.to(dtype), var.to(dtype), rows[0] if rows else None)
-    # What is not mixed comes of a compiled network.
-    follow = Averages.follow if pending.mixed else compile_once(Averages.follow)
-    averages = follow(known, told, first.statistics, first.eps)
+    old = Averages(mean.to(dtype), var.to(dtype), rows[0] if rows else None)
+    # Updates that are not mixed come from a compiled network.
+    update = Averages.updated if pending.mixed else compile_once(Averages.updated)
+    averages = update(old, joined, first.statistics, first.eps)
     for parts, places, new in zip(buffers, runs, averages, strict=False):
         if new is not None:
             write_runs(parts, places, new)

@@ -1,4 +1,4 @@
-"""Normalisation at test time: where batch norm takes its statistics from, and which parameters adapt."""
+"""Normalisation layers at test time: their statistics, and which parameters adapt."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -22,13 +22,13 @@ _NORMS = (_BatchNorm, _InstanceNorm, InstanceAwareBatchNorm2d, nn.GroupNorm, nn.
 
 
 def apply_statistics(model: nn.Module, statistics: Statistics) -> nn.Module:
-    """Make every batch-norm layer below ``model`` follow a policy, in place; returns the model.
+    """Give every batch-norm layer of a model a policy for its statistics, in place; returns the model.
 
-    A subclass with a forward of its own (norm and activation in one, as in timm) keeps it: its normalisation is
-    done before it, and what is left of it is made the identity.
+    A subclass with a forward pass of its own (norm and activation in one, as in timm) keeps it. The normalisation is
+    done in a layer before it, and its own normalisation is made the identity.
     """
     made: dict[nn.Module, nn.Module] = {}
-    # Every name counts: a layer that is registered twice is exchanged in both places.
+    # All names: a layer that is registered twice is exchanged in both places.
     for name, layer in list(model.named_modules(remove_duplicate=False)):
         if not isinstance(layer, _BatchNorm) or isinstance(layer, StreamNorm):
             continue
@@ -51,7 +51,7 @@ def _exchange(layer: _BatchNorm, statistics: Statistics) -> nn.Module:
 
 
 def _without_normalisation(layer: _BatchNorm) -> _BatchNorm:
-    """Strip a batch-norm subclass to what it does besides normalising."""
+    """Make the normalisation of a batch-norm subclass the identity; the rest of its forward pass stays."""
     reference = layer.running_mean if layer.running_mean is not None else layer.weight
     like = torch.zeros(layer.num_features, device=reference.device, dtype=reference.dtype)
     layer.running_mean, layer.running_var = like, torch.ones_like(like) - layer.eps
@@ -61,10 +61,15 @@ def _without_normalisation(layer: _BatchNorm) -> _BatchNorm:
 
 @contextmanager
 def following_stream(model: nn.Module, follow: bool = True) -> Iterator[None]:
-    """Let running averages learn from what is forwarded inside, or inside of that again not."""
-    with _flag_followers(model, "following", follow) as followers:
-        norms = [part for part in followers if isinstance(part, StreamNorm)]
-        commit(norms)  # what an outer block has pending stays, whatever happens inside
+    """Let the running averages of a model learn from batches that are forwarded inside.
+
+    Args:
+        model: The model.
+        follow: False to exclude a part of an outer block again.
+    """
+    with _set_flag(model, "following", follow) as parts:
+        norms = [part for part in parts if isinstance(part, StreamNorm)]
+        commit(norms)  # pending updates of an outer block stay, whatever happens inside
         outer, norm_batch = [norm.norm_batch for norm in norms], NormBatch(norms)
         for norm in norms:
             norm.norm_batch = norm_batch
@@ -75,36 +80,36 @@ def following_stream(model: nn.Module, follow: bool = True) -> Iterator[None]:
             for norm, before in zip(norms, outer, strict=True):
                 norm.pending, norm.norm_batch = (), before
                 if before is not None:
-                    before.forget()  # what it knew of the averages
+                    before.forget()
 
 
 @contextmanager
 def settled_stream(model: nn.Module) -> Iterator[None]:
-    """Say that the averages have learnt from the batch that is forwarded inside: it must not count twice."""
-    with _flag_followers(model, "settled", True):
+    """Forward a batch from which the running averages have learnt already, so that it does not count twice."""
+    with _set_flag(model, "settled", True):
         yield
 
 
 @contextmanager
-def _flag_followers(model: nn.Module, flag: str, value: bool) -> Iterator[list[TracksStream]]:
-    followers = [part for part in model.modules() if isinstance(part, TracksStream)]
-    before = [getattr(part, flag) for part in followers]
-    for part in followers:
+def _set_flag(model: nn.Module, flag: str, value: bool) -> Iterator[list[TracksStream]]:
+    parts = [part for part in model.modules() if isinstance(part, TracksStream)]
+    before = [getattr(part, flag) for part in parts]
+    for part in parts:
         setattr(part, flag, value)
     try:
-        yield followers
+        yield parts
     finally:
-        for part, old in zip(followers, before, strict=True):
+        for part, old in zip(parts, before, strict=True):
             setattr(part, flag, old)
 
 
 def follows_stream(model: nn.Module) -> bool:
-    """Whether something has averages that follow the stream."""
+    """Whether a model has averages that follow the stream."""
     return any(isinstance(part, TracksStream) and part.follows for part in model.modules())
 
 
 def running_buffers(model: nn.Module) -> set[str]:
-    """Names of the running averages of the norms, and of what tells how much they have seen."""
+    """Names of the buffers with running averages of the norms, and with the number of samples in them."""
     return {
         name
         for name, _ in model.named_buffers()
@@ -144,8 +149,8 @@ def select_parameters(model: nn.Module, which: Which) -> set[str]:
 def freeze_layers(model: nn.Module, skip: Sequence[str]) -> None:
     """Take the parameters below the layers named in ``skip`` out of adaptation.
 
-    Names are dotted prefixes: ``"layer4"`` is everything inside of it. What all names share is not counted, so that
-    they fit a wrapped model (``model.layer4``) too; one that fits nothing is passed over.
+    Names are dotted prefixes: ``"layer4"`` means everything inside of it. A prefix that all parameters share is
+    ignored, so the names fit a wrapped model (``model.layer4``) too. A name that fits nothing has no effect.
 
     Raises:
         ValueError: Nothing is left to adapt.

@@ -1,4 +1,4 @@
-"""Where batch norms take their statistics from at test time, and which gradient they have."""
+"""Policies for the statistics of batch norms at test time."""
 
 import math
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ _KINDS = {
     "momentum": ("momentum",),
     "track": ("count", "memory"),
 }
-"""The words of :meth:`Statistics.parse`, and what the numbers behind them are."""
+"""The kinds of :meth:`Statistics.parse`, and the attributes that their numbers set."""
 
 _FLAGS = ("renorm", "anchored")
 
@@ -21,26 +21,27 @@ _FLAGS = ("renorm", "anchored")
 class Statistics:
     """Where a batch-norm layer takes its mean and variance from at test time.
 
-    mean = p * source + (1 - p) * batch, and the same for the variance (the biased one, so that p = 0 is exactly
-    the batch norm of training). Group, layer and instance norm have no such choice and are left as they are.
+    mean = p * source + (1 - p) * batch, and likewise for the variance. The variance of the batch is the biased one, so
+    p = 0 is exactly the batch norm of training. Group, layer and instance norm have no such choice and stay as they
+    are.
 
     Attributes:
         prior: p, between 0 (the batch alone) and 1 (the source alone).
         count: If given, p = count / (count + batch size) instead: a pseudo-count of source samples (Schneider et
-            al. 2020), which trusts a small batch less. The batch is what is forwarded: views count.
+            al. 2020), which trusts a small batch less. The batch size is that of the layer's input, views included.
         momentum: If given, the statistics are an average that follows the stream:
             average <- (1 - momentum) * average + momentum * batch, starting at the source; ``prior`` is not used.
-        memory: If given, the statistics are tracked: an average that follows the stream by evidence. It starts at
-            the source, worth ``count`` samples; a batch of b enters with the weight b / (b + n), where n is what the
-            average is worth, ``count`` and all samples since, but never more than ``memory``. Until that many all
-            samples count alike, then the older ones less and less. Averaged are the means and the variances of
-            batches; by how much the means of batches differ is not added to the variance. Views count here too: a
-            method that forwards four views of an image wants four times the numbers.
-        renorm: Values as these statistics say, but the gradient of batch norm on the batch (batch renormalisation,
-            Ioffe 2017). A loss cannot be lowered by moving or scaling a feature of all samples under batch norm; it
-            can with any share of other statistics, and on small batches losses do so until they collapse.
-        anchored: Begin with anchored norms (``ttvd.nn.anchors``): the source are clean images as they come in use,
-            and not as they were augmented in training. It takes sites that know the anchors.
+        memory: If given, the statistics are tracked: an average that follows the stream and weighs samples equally
+            until ``memory`` of them are in it. The average starts at the source and counts as n = ``count`` samples. A
+            batch of b samples enters with the weight b / (b + n), and n grows by b, up to ``memory``; from there on
+            older samples fade. Means and variances of batches are averaged; the variance between the means of batches
+            is not added. Views count as samples: a method that forwards four views of an image needs four times the
+            numbers.
+        renorm: Normalise by these statistics, but use the gradient of batch norm on the batch (batch renormalisation,
+            Ioffe 2017). With batch norm, a loss cannot be lowered by moving or scaling a feature of all samples. With
+            other statistics it can, and on small batches losses do so until the model collapses.
+        anchored: Start from anchored norms (``ttvd.nn.anchors``): their source statistics are those of clean images
+            instead of training images with augmentation. The sites must hold the anchors.
 
     Example:
         >>> Statistics.batch().source_share(64), Statistics(count=16).source_share(48)
@@ -74,12 +75,12 @@ class Statistics:
 
     @classmethod
     def batch(cls) -> "Statistics":
-        """Those of the batch at hand."""
+        """The statistics of the present batch."""
         return cls(prior=0.0)
 
     @classmethod
     def source(cls) -> "Statistics":
-        """Those stored at training."""
+        """The statistics stored at training."""
         return cls(prior=1.0)
 
     @classmethod
@@ -121,11 +122,11 @@ class Statistics:
 
     @property
     def follows(self) -> bool:
-        """Whether they are an average that follows the stream, and so a state."""
+        """Whether the statistics are an average that follows the stream, and so belong to the state."""
         return self.momentum is not None or self.memory is not None
 
     def source_share(self, batch: int) -> float:
-        """p for a batch of this size; where an average follows the stream, for the first one."""
+        """p for a batch of this size; for the first batch where an average follows the stream."""
         if self.momentum is not None:
             return 1.0 - self.momentum
         return self.prior if self.count is None else self.count / (self.count + batch)

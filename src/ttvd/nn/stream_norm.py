@@ -1,21 +1,22 @@
-"""Batch norm at test time, by statistics that follow a policy."""
+"""Batch norm at test time, with statistics that follow a policy."""
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from ttvd.engine.fused_norm import Known, Scales, find_moments, kernels_take, renormalise, rescale
+from ttvd.engine.fused_norm import NormStats, SharedFactors, find_moments, has_kernels, renormalise, rescale
 from ttvd.nn.norm_batch import Averages, NormBatch, PendingStats, commit, share_of_batch
 from ttvd.nn.statistics import Statistics
 
 
 class TracksStream(nn.Module):
-    """What may have averages that follow the stream.
+    """Base class of modules with averages that follow the stream.
 
     Attributes:
-        following: Whether they learn from what comes; set by ``following_stream``, at whose end they have learnt.
-        settled: Whether they have learnt from it already: it must not count twice.
+        following: Whether the averages learn from the present batch. ``following_stream`` sets it, and the averages
+            are updated at its end.
+        settled: Whether they have learnt from the present batch already, so that it must not count twice.
     """
 
     following: bool
@@ -27,20 +28,19 @@ class TracksStream(nn.Module):
 
     @property
     def follows(self) -> bool:
-        """Whether there are such averages."""
+        """Whether the module has such averages."""
         return True
 
 
 class StreamNorm(TracksStream, _BatchNorm):
     """Batch norm in evaluation mode whose statistics follow a :class:`Statistics` policy.
 
-    A channel of which the batch shows a single value has no variance: such an input is normalised with the source
-    statistics, or what they have become along the stream. Statistics that are not finite never enter the running
-    average.
+    A batch with a single value for each channel has no variance: it is normalised with the source statistics, or with
+    the averages that have replaced them along the stream. Statistics that are not finite never enter the averages.
 
-    Under activation checkpointing the backward pass must come before the averages take the batch in, inside of
-    :func:`following_stream`, as in the steps of this library; after that the batch would count twice in what is
-    computed again.
+    With activation checkpointing, the backward pass must come before the averages are updated, inside of
+    :func:`following_stream`, as in the steps of this library. Otherwise the batch would count twice when the forward
+    pass is computed again.
     """
 
     rows_followed: Tensor
@@ -56,7 +56,7 @@ class StreamNorm(TracksStream, _BatchNorm):
         for name in ("running_mean", "running_var", "num_batches_tracked"):
             self.register_buffer(name, getattr(layer, name))
         if statistics.memory is not None and layer.running_mean is not None:
-            # Whole numbers, which no change of precision rounds; for each channel, as one may be skipped.
+            # Integers, which no change of precision rounds; for each channel, since one may be skipped.
             self.register_buffer("rows_followed", torch.zeros_like(layer.running_mean, dtype=torch.int64))
         self.training = False
 
@@ -70,9 +70,9 @@ class StreamNorm(TracksStream, _BatchNorm):
             raise ValueError(f"batch norm expects (b, c, ...), got a tensor of shape {tuple(input.shape)}")
 
     def forward(self, input: Tensor) -> Tensor:
-        """Normalise; the running average learns inside :func:`following_stream`, once from a batch.
+        """Normalise. The running averages learn inside of :func:`following_stream`, once from each batch.
 
-        Inside :func:`settled_stream` it is used as it is, for it has the batch already.
+        Inside of :func:`settled_stream` they are used as they are, since they contain the batch already.
         """
         self._check_input_dim(input)
         if self.running_mean is None or self.running_var is None:
@@ -88,37 +88,39 @@ class StreamNorm(TracksStream, _BatchNorm):
         return self._normalise_mixed(input, self.running_mean, self.running_var)
 
     def _normalise_mixed(self, x: Tensor, running_mean: Tensor, running_var: Tensor) -> Tensor:
-        again = _is_differentiating()  # activation checkpointing: a batch that was pending comes once more
+        again = _is_differentiating()  # activation checkpointing: the same batch is forwarded once more
         dtype = x.dtype if x.dtype.itemsize >= 4 else torch.float32
-        known = self._know(running_mean, running_var, dtype, again)
-        batch_mean, batch_var = find_moments(x.detach() if self.statistics.renorm else x, known.mean)
-        share = self._share_of_batch(known.rows, len(x), dtype)
-        mean, var = _mix([known.mean, known.var], [batch_mean, batch_var], share)
+        old = self._read_averages(running_mean, running_var, dtype, again)
+        batch_mean, batch_var = find_moments(x.detach() if self.statistics.renorm else x, old.mean)
+        share = self._share_of_batch(old.rows, len(x), dtype)
+        mean, var = _mix([old.mean, old.var], [batch_mean, batch_var], share)
         if self.following and self.statistics.follows and not (self.settled or again):
-            # Until the pass is over: what a compiled graph wrote in place, its gradients might compute with once more.
+            # Pending until the pass is over: a compiled graph may read the averages again in its backward pass.
             new = PendingStats(mean.detach(), var.detach(), len(x))
             if torch.compiler.is_compiling():
-                # Not the averages: kernels that store them beside what gradients need are more than Triton 3.6 takes.
+                # Moments instead of averages: Triton 3.6 fails on kernels that also store the averages.
                 new = PendingStats(batch_mean.detach(), batch_var.detach() + self.eps, len(x), mixed=False)
             self.pending = (*self.pending, new)
         weight, bias = (None if part is None else part.to(dtype) for part in (self.weight, self.bias))
         if not torch.is_grad_enabled():
             return F.batch_norm(x, mean, var, weight, bias, eps=self.eps)
-        used = Known(weight, bias, mean, var, batch_mean, batch_var, self.eps)
-        if self.statistics.renorm and kernels_take(x):
-            return renormalise(x, used, Scales() if self.norm_batch is None else self.norm_batch.scales)
+        used = NormStats(weight, bias, mean, var, batch_mean, batch_var, self.eps)
+        if self.statistics.renorm and has_kernels(x):
+            return renormalise(
+                x, used, SharedFactors() if self.norm_batch is None else self.norm_batch.factors
+            )
         return rescale(x, used)
 
-    def _know(self, mean: Tensor, var: Tensor, dtype: torch.dtype, again: bool) -> Averages:
-        """What is known before a batch: where a layer is used twice, the second time knows of the first."""
+    def _read_averages(self, mean: Tensor, var: Tensor, dtype: torch.dtype, again: bool) -> Averages:
+        """The averages before a batch. A layer that is used twice in a pass has learnt from the first use."""
         if not (again or torch.compiler.is_compiling()):
             commit([self])
         rows = None if self.statistics.memory is None else self.rows_followed
-        known = Averages(mean.to(dtype), var.to(dtype), rows)
-        if torch.compiler.is_compiling():  # a graph writes nothing that it reads
+        averages = Averages(mean.to(dtype), var.to(dtype), rows)
+        if torch.compiler.is_compiling():  # a compiled graph must not write what it reads
             for pending in self.pending:
-                known = known.follow(pending, self.statistics, self.eps)
-        return known
+                averages = averages.updated(pending, self.statistics, self.eps)
+        return averages
 
     def _share_of_batch(self, followed: Tensor | None, rows: int, dtype: torch.dtype) -> Tensor | float:
         if self.settled and self.statistics.follows:
@@ -134,7 +136,7 @@ def _is_differentiating() -> bool:
 
 
 def _mix(averages: list[Tensor], batch: list[Tensor], share: Tensor | float) -> list[Tensor]:
-    """Both moments; in one operation, but for compilers, which fuse two, and gradients, which would keep averages."""
+    """Interpolate both moments in one operation; in two for compilers and where gradients are needed."""
     if torch.compiler.is_compiling() or any(moments.requires_grad for moments in batch):
         return [torch.lerp(old, new, share) for old, new in zip(averages, batch, strict=True)]
     return list(torch._foreach_lerp(averages, batch, share if isinstance(share, float) else [share, share]))

@@ -27,7 +27,7 @@ def augmix(x: Tensor, views: int, generator: torch.Generator) -> Tensor:
 
     Args:
         x: Images (b, c, h, w) in [0, 1].
-        views: How many views of each.
+        views: Number of views of each image.
         generator: Source of the draws, on the CPU.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Pieces of losses: per sample and unreduced, the caller reduces."""
+"""Pieces of losses, for each sample unless said otherwise."""
 
 import math
 from collections.abc import Sequence
@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from ttvd.engine.flat import all_finite as all_finite
 from ttvd.geometry.precision import full_precision, upcast
 
 
@@ -33,8 +34,8 @@ def mean_over(values: Tensor, mask: Tensor) -> Tensor:
 def differentiate(loss: Tensor, parameters: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
     """Gradients of a loss by parameters; None where it does not depend on one.
 
-    Without autocast, which would compute the gradients of what was done in float32 in half precision; what was done
-    in half precision has its gradients in that.
+    Autocast is off, since it would compute the gradients of float32 operations in half precision. Operations that ran
+    in half precision have gradients in half precision.
 
     Example:
         >>> x = torch.tensor(3.0, requires_grad=True)
@@ -47,7 +48,7 @@ def differentiate(loss: Tensor, parameters: Sequence[Tensor]) -> tuple[Tensor | 
 def imbalance(logits: Tensor) -> Tensor:
     """How far the mean prediction of a batch is from uniform: sum of p log p, a scalar.
 
-    One sample says nothing of the balance of classes, so the term is scaled by (b - 1) / b.
+    One sample shows nothing of the balance of the classes, so the term is scaled by (b - 1) / b.
     """
     size = len(logits)
     mean = logits.log_softmax(-1).logsumexp(0) - math.log(size)
@@ -60,20 +61,27 @@ def log_posteriors(logits: Tensor) -> Tensor:
     return found
 
 
-def soft_ratio(log_probs: Tensor) -> Tensor:
-    """Soft likelihood ratio -sum p log(p / (1 - p)) over the last dimension, of two or more.
+def soft_likelihood_ratio(log_probs: Tensor, *, clip: float | None = None) -> Tensor:
+    """Soft likelihood ratio -sum p log(p / (1 - p)) over the last dimension, which has size two or more.
 
-    log(p / (1 - p)) is the score of a cell less that of all others together, so the loss falls without end, and in the
-    limit as fast as the score of the chosen cell grows. Nothing is clipped: the largest p is compared with the sum of
-    the others and not with its own complement, which rounding would make 0.
+    log(p / (1 - p)) is the score of a cell minus that of all others together, so the loss is not bounded below: in the
+    limit it falls as fast as the score of the chosen cell grows. Without ``clip``, the largest p is compared with the
+    sum of the others and not with its own complement, which rounding would make 0.
 
     Args:
-        log_probs: Logarithms of probabilities, of :func:`log_posteriors`.
+        log_probs: Logarithms of probabilities, from :func:`log_posteriors`. With ``clip``, logits do as well.
+        clip: Upper bound of the probabilities, and 1e-5 is added to the ratios, as in ROID.
 
     Example:
-        >>> soft_ratio(log_posteriors(torch.tensor([[3.0, 0.0, 0.0], [500.0, 0.0, -9e9]]))).round(decimals=2)
+        >>> logits = torch.tensor([[3.0, 0.0, 0.0], [500.0, 0.0, -9e9]])
+        >>> soft_likelihood_ratio(log_posteriors(logits)).round(decimals=2)
         tensor([  -1.8200, -500.0000])
+        >>> soft_likelihood_ratio(logits, clip=0.99).round(decimals=2)
+        tensor([-1.8200, -4.5500])
     """
+    if clip is not None:
+        clipped = log_probs.softmax(-1).clamp_max(clip)
+        return -(clipped * torch.log(clipped / (1.0 - clipped) + 1e-5)).sum(-1)
     probs = log_probs.exp()
     cells = torch.arange(log_probs.shape[-1], device=log_probs.device)
     largest = cells == log_probs.detach().argmax(-1, keepdim=True)
@@ -84,18 +92,32 @@ def soft_ratio(log_probs: Tensor) -> Tensor:
 
 
 def log_rotations(log_probs: Tensor, rotations: int) -> Tensor:
-    """Logarithms of the probabilities of the rotations, whatever the class: (v, b, rotations).
+    """Logarithms of the probabilities of the rotations, summed over the classes: (v, b, rotations).
 
     p_a(r) is the sum over the classes of the probabilities of the joint cells (class, r).
 
     Args:
-        log_probs: (v, b, k * rotations) logarithms of probabilities, class-major, of :func:`log_posteriors`.
-        rotations: How many the head tells apart.
+        log_probs: (v, b, k * rotations) logarithms of probabilities, class-major, from :func:`log_posteriors`.
+        rotations: How many rotations the head tells apart.
 
     Example:
-        >>> logits = torch.zeros(2, 1, 3 * 2)  # two views, three classes, two rotations, and no idea
+        >>> logits = torch.zeros(2, 1, 3 * 2)  # two views, three classes, two rotations, all equally likely
         >>> log_rotations(log_posteriors(logits), 2).exp().flatten()
         tensor([0.5000, 0.5000, 0.5000, 0.5000])
     """
     found: Tensor = log_probs.unflatten(-1, (-1, rotations)).logsumexp(2)
+    return found
+
+
+def rotation_loss(rotations: Tensor) -> Tensor:
+    """Mean cross-entropy of the known rotations, a scalar.
+
+    Args:
+        rotations: (v, b, r) logarithms of probabilities, from :func:`log_rotations`. View a has the a-th rotation.
+
+    Example:
+        >>> rotation_loss(torch.tensor([[[0.9, 0.1]], [[0.2, 0.8]]]).log()).exp().round(decimals=4)
+        tensor(1.1785)
+    """
+    found: Tensor = -rotations.diagonal(dim1=0, dim2=2).mean()
     return found

@@ -1,4 +1,4 @@
-"""Memories of images: what methods share that learn from a selection of the past."""
+"""Memories of images, for methods that learn from a selection of the past."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Self
@@ -27,6 +27,7 @@ class Clock(nn.Module):
         [(slice(0, 2, None), True), (slice(2, 3, None), False)]
     """
 
+    on_host = True
     count: Tensor
 
     def __init__(self, period: int) -> None:
@@ -57,7 +58,7 @@ class Memory(nn.Module):
     over images of any size when a state from before the first batch is restored.
 
     Args:
-        capacity: How many images it holds.
+        capacity: Number of images that the memory holds.
         like: A tensor on the device and of the type of the images.
 
     Attributes:
@@ -82,7 +83,7 @@ class Memory(nn.Module):
         raise NotImplementedError
 
     def make_room(self, shape: tuple[int, ...]) -> None:
-        """Settle the shape (c, h, w) of the images."""
+        """Set the shape (c, h, w) of the images."""
         known = tuple(self.images.shape[1:])
         if known == shape:
             return
@@ -100,10 +101,10 @@ class Memory(nn.Module):
         Args:
             images: (n, c, h, w).
             labels: (n,).
-            *facts: What else :meth:`place` wants to know of each image, (n, ...).
+            *facts: Further arguments of :meth:`place` for each image, (n, ...).
 
         Returns:
-            Share of the images that are in it afterwards, a scalar.
+            Share of the images that are in the memory afterwards, a scalar.
         """
         self.make_room(tuple(images.shape[1:]))
         origin = torch.full_like(self.labels, -1)
@@ -136,7 +137,7 @@ class MemoryAdapter(GradientAdapter):
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
     ) -> Any:
-        """Take over a state; one that holds images settles their size."""
+        """Copy a state; the images in it decide the size of the memory."""
         images = state_dict.get("memory.images")
         if images is not None and tuple(images.shape[1:]) == _BLANK:
             state_dict = {**state_dict, "memory.images": images.expand_as(self.memory.images)}

@@ -1,4 +1,4 @@
-"""A ensemble of supports: those nearest to a sample say what it is (TAST)."""
+"""An ensemble of prototype classifiers over stored supports (TAST)."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,13 +14,13 @@ _SHORT = 1e-12  # what is shorter is divided by this, as in torch's normalize
 
 @dataclass(frozen=True)
 class PrototypeEnsemble:
-    """Supports that judge other features, through the projections of one or more members (TAST).
+    """Classifies features by the supports nearest to them, through the projections of one or more members (TAST).
 
     Args:
         slots: Features of the supports, (k, m, d); zeros where there is none.
         present: Which slots hold one, (k, m).
-        means: Of the supports of each class, (k, d); zeros where it has none.
-        lengths: Of the features, (k, m).
+        means: Means of the supports of each class, (k, d); zeros where it has none.
+        lengths: Lengths of the features, (k, m).
         project: From features (n, d) to those of e members, (e, n, p). It must be affine: then the projection of the
             mean of the supports is the mean of their projections, at a fraction of the work.
         tau: Scale of the cosine.
@@ -30,7 +30,7 @@ class PrototypeEnsemble:
         >>> ensemble = PrototypeEnsemble.of(slots, torch.ones(2, 1, dtype=torch.bool), lambda z: z[None], tau=10.0)
         >>> ensemble.score(torch.tensor([[3.0, 0.0]])).tolist()
         [[[10.0, 0.0]]]
-        >>> [round(p, 3) for p in ensemble.ask(torch.tensor([[3.0, 1.0]]), neighbours=1)[1][0].tolist()]
+        >>> [round(p, 3) for p in ensemble.knn_predict(torch.tensor([[3.0, 1.0]]), neighbours=1)[1][0].tolist()]
         [1.0, 0.0]
     """
 
@@ -45,7 +45,7 @@ class PrototypeEnsemble:
     def of(
         cls, slots: Tensor, present: Tensor, project: Callable[[Tensor], Tensor], tau: float
     ) -> "PrototypeEnsemble":
-        """The ensemble of supports of which nothing else is known."""
+        """The ensemble of supports; their means and lengths are computed here."""
         means = slots.sum(1) / present.sum(1, keepdim=True).clamp_min(1)
         return cls(slots, present, means, torch.linalg.vector_norm(slots.detach(), dim=-1), project, tau)
 
@@ -58,12 +58,12 @@ class PrototypeEnsemble:
 
     @torch.no_grad()
     @full_precision
-    def ask(self, z: Tensor, neighbours: int) -> tuple[Tensor, Tensor]:
-        """How each member judges the supports that are nearest to a sample, by the cosine of the features themselves.
+    def knn_predict(self, z: Tensor, neighbours: int) -> tuple[Tensor, Tensor]:
+        """Classify samples by their nearest supports; nearness is the cosine of the features themselves.
 
         Args:
             z: Features (b, d).
-            neighbours: How many are asked; all of them where there are fewer.
+            neighbours: How many supports vote; all of them where there are fewer.
 
         Returns:
             Targets (e, b, k), the mean of the neighbours' one-hot labels; and the prediction (b, k), the mean of their
@@ -77,7 +77,7 @@ class PrototypeEnsemble:
         found = best.isfinite()
         share = (found / found.sum(1, keepdim=True).clamp_min(1))[..., None].to(z.dtype)  # (b, n, 1)
         logits = self.score(pool[index].flatten(0, 1)).unflatten(1, index.shape)  # (e, b, n, k)
-        hard = F.one_hot(logits.argmax(-1), logits.shape[-1]).to(z.dtype)
+        hard = torch.zeros_like(logits).scatter(-1, logits.argmax(-1, keepdim=True), 1.0)
         return (hard * share).sum(2), (logits.softmax(-1) * share).sum(2).mean(0)
 
 

@@ -1,4 +1,4 @@
-"""Random numbers that belong to an adapter: seeded, saved and reset with it."""
+"""A random generator that belongs to an adapter: seeded, saved and reset with it."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,11 +11,10 @@ from torch import Tensor, nn
 class RandomState(nn.Module):
     """A random generator whose state is a buffer.
 
-    It lives on the CPU wherever the adapter is, so that a method draws the same numbers on every device; move what was
-    drawn.
+    It lives on the CPU wherever the adapter is, so a method draws the same numbers on every device.
 
     Args:
-        seed: Where the sequence starts.
+        seed: Seed of the sequence.
 
     Example:
         >>> random_state = RandomState(0)
@@ -30,6 +29,7 @@ class RandomState(nn.Module):
         True
     """
 
+    on_host = True
     state: Tensor
 
     def __init__(self, seed: int) -> None:
@@ -38,7 +38,7 @@ class RandomState(nn.Module):
 
     @contextmanager
     def generator(self) -> Iterator[torch.Generator]:
-        """A generator to draw from; what it has drawn is remembered at the end."""
+        """A generator to draw from; its state is stored at the end."""
         generator = torch.Generator()
         generator.set_state(self.state)
         yield generator

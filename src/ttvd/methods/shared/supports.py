@@ -38,7 +38,7 @@ class Supports(nn.Module):
 
     Args:
         classes: Number of classes, k.
-        slots: How many items of each class stay, m.
+        slots: Number of items of each class that stay, m.
         shape: Shape of one item.
         like: Tells the type and the device.
 
@@ -46,7 +46,7 @@ class Supports(nn.Module):
         items: (k, m, *shape), in no order; zeros where a slot is empty, which the last ones of a class are.
         entropies: (k, m) of the predictions that put the items there; infinite where a slot is empty.
         ages: (k, m) how many items were offered before the one that is there.
-        seen: How many items were offered.
+        seen: Number of items that were offered.
 
     Example:
         >>> memory = Supports(2, 3, (1,), torch.zeros(()))
@@ -115,9 +115,9 @@ class FeatureSupports(Supports):
 
     Args:
         classes: As in :class:`Supports`.
-        slots: Likewise.
-        dim: Of the features, d.
-        like: Likewise.
+        slots: As in :class:`Supports`.
+        dim: Dimension of the features, d.
+        like: As in :class:`Supports`.
 
     Attributes:
         sums: (k, d) sums of the features of each class, in float64: after millions of exchanges they are still exact

@@ -1,34 +1,35 @@
-"""How alike the images of a batch are, along a stream: it tells how far the shares of classes in a batch can be off."""
+"""Estimates along a stream how much the shares of the classes differ from batch to batch."""
 
 import torch
 from torch import Tensor
 
-from ttvd.engine.flat import all_finite
 from ttvd.geometry.precision import upcast
+from ttvd.methods.shared.losses import all_finite
 from ttvd.nn.norms import TracksStream
 
 START = 64
-"""Images that the state at the start, equal shares in all batches, is worth."""
+"""How many images the initial estimate, equal shares in all batches, counts as."""
 MEMORY = 1024
-"""The most images that the state is worth; older ones count less and less."""
+"""How many images the estimate counts as at most; older ones fade."""
 
 
 class LabelShiftEstimator(TracksStream):
-    """Follows how much more often two images are of one class in a batch than across batches.
+    """Tracks how much more often two images of one batch share a class than two images of different batches.
 
     If the shares of a batch are drawn from a Dirichlet distribution of concentration A around those of the stream, two
-    of its images are of one class at the rate s = b + (1 - b) / (A + 1), where b is the rate of two images of different
-    batches. The mean of p_i . p_j over the pairs of a batch estimates s, that of its mean posterior with those of
-    earlier batches b, so that the stream itself says what A is: large where batches are alike, near 0 where they come
-    sorted by class. With A imagined images the estimate of :func:`ttvd.geometry.prior.shift_weights` is what Bayes'
-    rule makes of the batch (empirical Bayes).
+    of its images share a class at the rate s = b + (1 - b) / (A + 1), where b is the rate of two images of different
+    batches. The mean of p_i . p_j over the pairs of a batch estimates s. The product of its mean posterior with that of
+    earlier batches estimates b. So the stream itself shows A: large where batches are alike, near 0 where they come
+    sorted by class. With A imagined images, :func:`ttvd.geometry.prior.shift_weights` is the empirical Bayes estimate
+    of the shares.
 
-    A model that a shift has biased towards some classes sees these in all batches alike: b grows with s, and nothing is
-    taken for unequal shares. What no batch differs in cannot be told from such a bias, and is left alone.
+    A model that a shift has biased towards some classes predicts these in all batches alike: b grows with s, and the
+    bias is not mistaken for unequal shares. Shares that are the same in all batches cannot be told from such a bias;
+    they are not corrected.
 
     Args:
-        classes: How many there are, k, at least 2.
-        like: A tensor of the device and the type of the state.
+        classes: Number of classes, k, at least 2.
+        like: A tensor with the device and the data type of the state.
 
     Example:
         >>> from ttvd.nn.norms import following_stream
@@ -36,7 +37,7 @@ class LabelShiftEstimator(TracksStream):
         >>> mixed = label_shift.concentration().item()
         >>> with following_stream(label_shift):
         ...     for batch in range(50):  # the first all of class 0, the next all of class 1
-        ...         label_shift.follow(9.0 * torch.eye(4)[[batch % 4]].expand(64, 4))
+        ...         label_shift.update(9.0 * torch.eye(4)[[batch % 4]].expand(64, 4))
         >>> mixed > 1e3, label_shift.concentration().item() < 0.1
         (True, True)
     """
@@ -53,14 +54,14 @@ class LabelShiftEstimator(TracksStream):
         self.register_buffer("mean", torch.full((classes,), 1 / classes, dtype=dtype, device=like.device))
 
     @torch.no_grad()
-    def follow(self, scores: Tensor) -> None:
+    def update(self, scores: Tensor) -> None:
         """Take a batch into account, inside ``following_stream`` and not inside ``settled_stream``.
 
-        The first batch has no other to be compared with, and one image none beside it: they only enter the mean.
-        Posteriors that are not finite change nothing.
+        The first batch cannot be compared with an earlier one, nor a single image with another one of its batch: they
+        only enter the mean. Posteriors that are not finite change nothing.
 
         Args:
-            scores: (b, k); their softmax are the posteriors for equal shares.
+            scores: (b, k); their softmax gives the posteriors for equal shares.
         """
         if not self.following or self.settled:
             return
@@ -71,7 +72,7 @@ class LabelShiftEstimator(TracksStream):
         if size > 1:
             rate = (total.square().sum() - probs.square().sum()) / (size * (size - 1))
             base = (mean * self.mean).sum()  # no matrix product, which autocast would round
-            found = (rate - base) / (1 - base).clamp_min(0.05)  # one class alone tells nothing
+            found = (rate - base) / (1 - base).clamp_min(0.05)  # a stream of one class shows nothing
             step = size / (seen.clamp_max(MEMORY - START) + (START + size))
             new = torch.lerp(self.excess, found, step * (seen > 0))
             torch.where(all_finite(new), new, self.excess, out=self.excess)

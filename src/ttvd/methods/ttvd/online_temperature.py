@@ -1,44 +1,45 @@
-"""How confident answers should be, measured along the stream on labels that are known: the rotations of the views."""
+"""A temperature for the answers, measured along the stream on known labels: the rotations of the views."""
 
 import torch
 from torch import Tensor
 
-from ttvd.engine.flat import all_finite
 from ttvd.geometry.precision import upcast
+from ttvd.methods.shared.losses import all_finite
 from ttvd.nn.norms import TracksStream
 
 START = 64.0
-"""Information that the opinion at hand is worth before anything was seen, and that is never forgotten.
+"""Fisher information that the initial value 1 counts as; it never fades.
 
-An image of moderate doubt has about 0.5: so one wrong view among thousands that are sure and right moves little.
+An image with a moderately uncertain prediction adds about 0.5, so one wrong view among thousands of confident, correct
+ones changes little.
 """
 MEMORY = 512
-"""Images of a memory that fades from the first on: a batch of n forgets n / MEMORY of what was before."""
+"""Length of the fading memory in images: a batch of n images removes the share n / MEMORY of earlier information."""
 POWER = 0.7
-"""What the temperature of rotations is raised to for answers; see :class:`OnlineTemperature`."""
+"""Exponent that turns the temperature of the rotations into that of the answers; see :class:`OnlineTemperature`."""
 
 
 class OnlineTemperature(TracksStream):
-    """Follows the temperature at which the head would be right about rotations as often as it says.
+    """Tracks the temperature at which the head is calibrated for rotations.
 
-    Nobody knows the classes of a stream, but every view was turned by a known angle. With l the logarithms of the
-    probabilities of the rotations, softmax(s l) is the head's opinion at the temperature 1 / s; the s of the largest
-    likelihood is found by steps of Fisher scoring, s <- s - n g / I, where g is the mean slope of the cross-entropy
-    over the n images of a batch and I the information so far.
+    The classes of a stream are unknown, but every view was turned by a known angle. With l the logarithms of the
+    probabilities of the rotations, softmax(s l) is the prediction at the temperature 1 / s. The s of largest likelihood
+    is found by Fisher scoring, s <- s - n g / I, where g is the mean slope of the cross-entropy over the n images of a
+    batch and I the information so far.
 
-    A head that is too sure of rotations is too sure of classes. Answers sum over the views and are fitted already on
-    source data; which power of the temperature of the rotations suits them is an observation.
+    A head that is overconfident about rotations is overconfident about classes. Answers sum over the views and have
+    a temperature fitted on source data already; the exponent that turns one temperature into the other is empirical.
 
     Args:
-        like: A tensor of the device and the type of the state.
+        like: A tensor with the device and the data type of the state.
 
     Example:
         >>> from ttvd.nn.norms import following_stream
         >>> online_temperature = OnlineTemperature(torch.zeros(()))
-        >>> sure = torch.tensor([[3.0, 0.0], [0.0, 3.0]]).log_softmax(1)  # sure of the rotations 0 and 1
+        >>> sure = torch.tensor([[3.0, 0.0], [0.0, 3.0]]).log_softmax(1)  # confident in the rotations 0 and 1
         >>> with following_stream(online_temperature):
         ...     for _ in range(20):
-        ...         online_temperature.follow(sure.repeat(2, 32, 1))  # which is right in half of the cases
+        ...         online_temperature.update(sure.repeat(2, 32, 1))  # correct in half of the cases
         >>> bool(online_temperature.factor() > 1.5)
         True
     """
@@ -53,10 +54,10 @@ class OnlineTemperature(TracksStream):
         self.register_buffer("information", torch.full((), START, dtype=dtype, device=like.device))
 
     @torch.no_grad()
-    def follow(self, rotations: Tensor) -> None:
+    def update(self, rotations: Tensor) -> None:
         """Take a batch into account, inside ``following_stream`` and not inside ``settled_stream``.
 
-        What is not finite changes nothing.
+        Values that are not finite change nothing.
 
         Args:
             rotations: (v, b, r) logarithms of probabilities; view a has the a-th of r rotations.
@@ -75,5 +76,5 @@ class OnlineTemperature(TracksStream):
         torch.where(fine, information, self.information, out=self.information)
 
     def factor(self) -> Tensor:
-        """By how much to multiply the temperature of answers: a scalar from 0.62 to 2.64."""
+        """The factor on the temperature of the answers, a scalar from 0.62 to 2.64."""
         return self.sharpness.pow(-POWER)

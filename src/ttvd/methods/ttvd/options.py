@@ -1,30 +1,107 @@
-"""What the options of TTVD may be; what may not is refused before the first batch."""
+"""The options of TTVD in groups, their defaults, and which values are allowed."""
 
 import math
+from typing import Literal, TypedDict, get_args
 
 from ttvd.geometry.prior import check_count
+from ttvd.methods.gradient import StepOptions
+
+Structure = Literal["vd", "civd", "pd", "cipd"]
+Objective = Literal["entropy", "joint", "consensus"]
 
 
-def check_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
-    """A word must be one of those allowed."""
-    if value not in allowed:
-        raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {value!r}")
+class DiagramOptions(TypedDict, total=False):
+    """The diagram that predicts, and its influence."""
+
+    structure: Structure
+    gamma: float
+    tau: float | None
+    shift: float | None
 
 
-def check_terms(known: float, ratio: float, diversity: float, rotations: int) -> None:
-    """Weights of terms are numbers of at least 0, and known rotations need a head that knows ``rotations`` > 1."""
-    for name, weight in (("rotation_weight", known), ("slr_weight", ratio), ("diversity_weight", diversity)):
+class LossOptions(TypedDict, total=False):
+    """The terms of the loss."""
+
+    objective: Objective
+    agreement_filter: bool | None
+    diversity_weight: float
+    rotation_weight: float | None
+    slr_weight: float
+
+
+class AnswerOptions(TypedDict, total=False):
+    """From class scores to answers."""
+
+    prior: float | Literal["stream"] | None
+    output_temperature: float | Literal["stream"] | None
+
+
+class ScaledStepOptions(StepOptions, total=False):
+    """The gradient step, and how large it is."""
+
+    reference_batch_size: int | None
+    adaptive_step: bool | None
+
+
+class TTVDOptions(DiagramOptions, LossOptions, AnswerOptions, ScaledStepOptions, total=False):
+    """All options of :class:`~ttvd.methods.ttvd.method.TTVD`, which explains them."""
+
+
+DEFAULTS: TTVDOptions = {
+    "structure": "cipd",
+    "objective": "consensus",
+    "gamma": 1.0,
+    "tau": None,
+    "shift": None,
+    "agreement_filter": None,
+    "diversity_weight": 1.0,
+    "rotation_weight": None,
+    "slr_weight": 0.3,
+    "prior": "stream",
+    "output_temperature": None,
+    "reference_batch_size": None,
+    "adaptive_step": None,
+    "lr": 0.05,
+    "optimizer": "sgd",
+    "momentum": None,  # type: ignore[typeddict-item]  # 0 with SGD, 0.9 with Adam
+    "steps": 1,
+    "statistics": None,
+    "prediction": "before",
+}
+
+
+def check_choices(structure: str, objective: str) -> None:
+    """Refuse a structure or an objective that does not exist."""
+    for name, value, allowed in (
+        ("structure", structure, get_args(Structure)),
+        ("objective", objective, get_args(Objective)),
+    ):
+        if value not in allowed:
+            raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {value!r}")
+
+
+def choose_tau(tau: float | None, fitted: float | None) -> float:
+    """The temperature of the scores: the user's, else the one that was fitted on held-out source data."""
+    chosen = fitted if tau is None else tau
+    if chosen is None or not chosen > 0.0:
+        raise ValueError(f"tau must be positive, got {chosen}")
+    return chosen
+
+
+def check_weights(rotation: float, slr: float, diversity: float, head_views: int) -> None:
+    """Refuse weights below 0, and a rotation term for a head that does not tell rotations apart."""
+    for name, weight in (("rotation", rotation), ("slr", slr), ("diversity", diversity)):
         if not 0.0 <= weight < math.inf:
-            raise ValueError(f"{name} must be a finite weight of at least 0, got {weight}")
-    if known and rotations == 1:
+            raise ValueError(f"{name}_weight must be a finite weight of at least 0, got {weight}")
+    if rotation and head_views == 1:
         raise ValueError(
-            "known needs a head that tells rotations apart, and this one knows the classes alone: leave it at 0, or "
-            "train the model with label augmentation"
+            "rotation_weight needs a head that tells rotations apart, and this one knows the classes alone: leave it "
+            "at 0, or train the model with label augmentation"
         )
 
 
-def check_answer(prior: float | str | None, output_temperature: float | str, rotations: int) -> None:
-    """What is done to answers: a number of imagined images, ``"stream"`` or None; a factor above 0 or ``"stream"``."""
+def check_answer(prior: float | str | None, output_temperature: float | str, head_views: int) -> None:
+    """Refuse a prior or an output temperature that cannot be meant, or that this head cannot give."""
     if isinstance(prior, str) and prior != "stream":
         raise ValueError(f"prior must be 'stream', a number of imagined images or None, got {prior!r}")
     if prior is not None and not isinstance(prior, str):
@@ -34,42 +111,43 @@ def check_answer(prior: float | str | None, output_temperature: float | str, rot
             raise ValueError(
                 f"output_temperature must be 'stream' or a positive number, got {output_temperature!r}"
             )
-        if rotations == 1:
+        if head_views == 1:
             raise ValueError(
-                "output_temperature='stream' needs a head that tells rotations apart, and this one knows the classes alone: give a "
-                "number, or train the model with label augmentation"
+                "output_temperature='stream' needs a head that tells rotations apart, and this one knows the classes "
+                "alone: give a number, or train the model with label augmentation"
             )
     elif not 0.0 < output_temperature < math.inf:
         raise ValueError(f"output_temperature must be positive and finite, got {output_temperature}")
 
 
-def check_reference_batch_size(reference_batch_size: int | None, optimizer: str) -> None:
-    """A number of images, and if it is more than 1 an optimizer whose steps grow with the loss."""
-    if reference_batch_size is None or reference_batch_size == 1:
-        return
-    if not reference_batch_size >= 1:
-        raise ValueError(f"reference_batch_size must be at least 1 image, got {reference_batch_size}")
-    if optimizer != "sgd":
+def choose_reference_batch_size(size: int | None, optimizer: str) -> int:
+    """The number of images from which on a step is full: 64 with SGD unless given, else 1."""
+    if size is None:
+        return 64 if optimizer == "sgd" else 1
+    if not size >= 1:
+        raise ValueError(f"reference_batch_size must be at least 1 image, got {size}")
+    if size > 1 and optimizer != "sgd":
         raise ValueError(
-            f"reference_batch_size scales the loss, and steps of {optimizer} do not depend on its scale: use optimizer='sgd', or "
-            "leave reference_batch_size at None"
+            f"reference_batch_size scales the loss, and steps of {optimizer} do not depend on its scale: use "
+            "optimizer='sgd', or leave reference_batch_size at None"
         )
+    return size
 
 
-def choose_step_scale(adaptive_step: bool | None, usual: float | None, optimizer: str) -> float | None:
-    """The loss of rotations on source data that steps are measured by; None where all are full.
+def choose_source_loss(adaptive_step: bool | None, source_loss: float | None, optimizer: str) -> float | None:
+    """The rotation loss on source data that steps are scaled by; None where all steps are full.
 
     Args:
         adaptive_step: What the user asks for, or None.
-        usual: The loss, where it is known and can be compared.
-        optimizer: Its steps must grow with the loss.
+        source_loss: The loss, where it is known and can be compared.
+        optimizer: The name of the optimizer; its steps must grow with the loss.
     """
     if not isinstance(adaptive_step, bool | None):
         raise ValueError(f"adaptive_step must be True, False or None, got {adaptive_step!r}")
-    possible = usual is not None and optimizer == "sgd"
+    possible = source_loss is not None and optimizer == "sgd"
     if adaptive_step and not possible:
         raise ValueError(
-            "adaptive_step=True needs SGD, a structure of several views, a head that tells rotations apart, and sites with a "
-            "rotation_loss: ttvd.calibrate measures it on held-out source data"
+            "adaptive_step=True needs SGD, a structure of several views, a head that tells rotations apart, and sites "
+            "with a rotation_loss: ttvd.calibrate measures it on held-out source data"
         )
-    return usual if possible and adaptive_step is not False else None
+    return source_loss if possible and adaptive_step is not False else None

@@ -1,0 +1,111 @@
+"""The part of an adapter that the engine owns: checks of batches, precision, and how its steps run."""
+
+from collections.abc import Callable, Hashable
+from contextlib import AbstractContextManager
+from typing import Any, ClassVar, Literal, Self
+
+import torch
+from torch import Tensor, nn
+
+from ttvd.engine.acceleration import autocasting
+from ttvd.engine.compiling import force_eager
+from ttvd.engine.state import StatefulModule
+from ttvd.engine.step_runner import StepRunner
+from ttvd.engine.validation import check_inputs, check_logits, checks_values
+
+Validation = Literal["auto", "always", "never"]
+Capture = Literal["auto", "never"]
+
+
+class SteppedModule(StatefulModule):
+    """A module whose steps a :class:`~ttvd.engine.step_runner.StepRunner` runs; see :class:`ttvd.Adapter`."""
+
+    dynamic: ClassVar[str | None] = None
+    gated: ClassVar[tuple[str, ...]] = ()
+    draws: int = 1
+    compiled: bool = False
+    validation: Validation
+    capture: Capture
+    model: nn.Module
+    kept: Tensor
+    finite: Tensor
+    _precision: torch.dtype | None = None
+
+    def start(self, device: torch.device) -> None:
+        """Set up everything that steps need, on a device."""
+        self.register_buffer("kept", torch.ones((), device=device), persistent=False)
+        self.register_buffer("finite", torch.ones((), dtype=torch.bool, device=device), persistent=False)
+        self.validation = self.capture = "auto"
+        self._seen_batch = self._fits = False
+        self.runner = StepRunner()
+
+    def branch(self, x: Tensor) -> Hashable:
+        """Which branch the step takes."""
+        raise NotImplementedError
+
+    def random_inputs(self, x: Tensor, generator: torch.Generator) -> tuple[Tensor, ...]:
+        """The random numbers of a step."""
+        raise NotImplementedError
+
+    def adapt(self, x: Tensor, *inputs: Any, **_: Any) -> Tensor:
+        """The step."""
+        raise NotImplementedError
+
+    def renew(self) -> None:
+        """Become like a new adapter, for another stream: :meth:`reset`, and the first batch is checked again.
+
+        Recorded and compiled steps stay.
+        """
+        self.reset()
+        self.kept.fill_(1.0)
+        for part in self.modules():
+            if isinstance(part, SteppedModule):
+                part._seen_batch = False
+                part.runner.retry()
+
+    def release(self) -> None:
+        """Free the memory of recorded steps; they are recorded again when they are needed."""
+        for part in self.modules():
+            if isinstance(part, SteppedModule):
+                part.runner.forget()
+
+    def autocasting(self) -> AbstractContextManager[None]:
+        """Compute in the precision that was asked for, else in the caller's."""
+        return autocasting(self.kept.device.type, self._precision)
+
+    @property
+    def probe(self) -> Tensor:
+        """A weight of the model, which shows its device and data type."""
+        weights = (p for p in self.model.parameters() if p.is_floating_point())
+        if (weight := next(weights, None)) is None:
+            raise ValueError(f"{type(self.model).__name__} has no floating-point parameter")
+        if weight.dtype != self._precision:
+            return weight
+        return next((p for p in weights if p.dtype != self._precision), weight)
+
+    def validate(self, x: Tensor) -> tuple[Tensor, bool]:
+        """Refuse a batch that cannot be meant.
+
+        Returns:
+            The batch, fit for autograd, and whether its values were checked.
+        """
+        weight = self.probe
+        values = checks_values(self.validation, weight.device.type == "cpu" or not self._seen_batch)
+        check_inputs(x, device=weight.device, dtype=weight.dtype, values=values)
+        x = x.clone() if x.is_inference() else x
+        if not self._fits:  # a model that returns no logits is refused before anything changes
+            with torch.no_grad(), force_eager(self.compiled):
+                check_logits(self.model(x[:2]), len(x[:2]))
+        self._seen_batch = self._fits = True
+        return x, values
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        super()._apply(fn, recurse)
+        self.runner = StepRunner()
+        return self
+
+
+def is_compiled(adapter: nn.Module) -> bool:
+    """Whether the steps of an adapter, or of one inside of it, are compiled: asked for, and not given up."""
+    parts = (part for part in adapter.modules() if isinstance(part, SteppedModule))
+    return any(part.compiled and not part.runner.uncompiled for part in parts)
