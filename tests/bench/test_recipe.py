@@ -11,7 +11,7 @@ from ttvd.bench.recipe.planning import list_entries
 from ttvd.bench.resources import Resources
 from ttvd.bench.spec import Member
 from ttvd.bench.worker_config import WorkerConfig
-from ttvd.cli.bench import _read as apply_flags
+from ttvd.cli.bench import read_recipes as apply_flags
 from ttvd.data.corruptions import CORRUPTIONS, EXTRA
 from ttvd.methods import list_methods
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import ttvd
-from tests.deploy.commands import RUNNER, run_adapt
+from tests.helpers.deploy import RUNNER, run_adapt
 from ttvd.cli.main import app
 from ttvd.nn.views import AggregatedViews
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.deploy.commands import RUNNER, run_adapt
+from tests.helpers.deploy import RUNNER, run_adapt
 from ttvd.cli.main import app
 from ttvd.deploy.inputs import iterate_batches, open_inputs
 
@@ -105,7 +105,7 @@ def test_batches_keep_the_order_and_the_last_one_is_short(tmp_path: Path) -> Non
 def test_a_killed_stream_leaves_its_rows(digits: Path, tmp_path: Path) -> None:
     code = f"""
 import os
-import ttvd.deploy.job as job
+import ttvd.deploy.stream as job
 from ttvd.cli.main import app
 once = job.adapt_batch
 def killed(*args):

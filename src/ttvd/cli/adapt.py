@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from ttvd.deploy.inputs import Batch, Inputs
-    from ttvd.deploy.job import PredictionFile, Summary
     from ttvd.deploy.states import Place, StateFile
+    from ttvd.deploy.stream import PredictionFile, Summary
     from ttvd.methods import Adapter
     from ttvd.zoo.catalog import Source
 
@@ -52,7 +52,8 @@ def adapt(
     """
     from rich.console import Console
 
-    from ttvd.cli.needs import check_device, parse_settings, require
+    from ttvd.cli.arguments import check_device
+    from ttvd.cli.extras import require
     from ttvd.deploy import job
     from ttvd.deploy.inputs import iterate_batches, open_inputs
     from ttvd.deploy.states import Place, StateFile
@@ -121,8 +122,8 @@ def _stream(
     A batch that is cut off may have changed the adapter in part. So an interruption waits for its end; where it does
     not, or the batch fails, the state that was saved before stays.
     """
-    from ttvd.deploy.job import adapt_batch
     from ttvd.deploy.states import Place
+    from ttvd.deploy.stream import adapt_batch
 
     whole = True
 

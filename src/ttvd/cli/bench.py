@@ -120,7 +120,8 @@ def _make_setting(
     data: Path | None, checkpoints: Path | None, device: str, threads: int, engine: str, compiled: bool
 ) -> "WorkerConfig":
     from ttvd.bench.worker_config import WorkerConfig
-    from ttvd.cli.needs import check_device, require
+    from ttvd.cli.arguments import check_device
+    from ttvd.cli.extras import require
 
     if engine not in ("local", "ray"):
         raise ValueError(f"--engine is local or ray, got {engine!r}")
@@ -164,7 +165,6 @@ def _run(
 
     from ttvd.bench.grid import make_plans, run_plans
     from ttvd.bench.store import Store
-    from ttvd.cli.bench_watch import Bars, Lines
 
     with closing(engine):
         engine.start()  # workers load their libraries while the plan is made
@@ -219,7 +219,7 @@ def _make_figures(recipe: "Recipe", store: "Store", setting: "WorkerConfig", con
 
 
 def _conclude(outcome: "Outcome", specs: "dict[str, Spec]", path: Path, console: "Console") -> None:
-    from ttvd.cli.bench_watch import count_runs, describe
+    from ttvd.cli.bench_progress import count_runs, describe
 
     def say(text: str) -> None:
         console.print(text, soft_wrap=True, highlight=False, markup=False)

@@ -50,7 +50,7 @@ def show_runs(
     from ttvd.bench.store.export import check_target
     from ttvd.bench.store.listing import list_known, select_known
     from ttvd.bench.store.pack import open_runs
-    from ttvd.cli.needs import require
+    from ttvd.cli.extras import require
 
     if batches and export is None:
         raise ValueError("--batches goes with --export FILE")

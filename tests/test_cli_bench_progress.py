@@ -7,7 +7,6 @@ from rich.console import Console
 from tests.bench.engine_fakes import make_run, make_spec
 from ttvd.bench.engines import Advanced, Broken, Event, Finished, Noted, Passed, Started, Waited
 from ttvd.bench.progress import Pace
-from ttvd.cli.bench_watch import Bars, Lines
 
 ONE, TWO, THREE, FOUR = (make_spec(seed, method) for seed, method in enumerate(["bn", "tent", "bn", "memo"]))
 EVENTS: list[Event] = [

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.deploy.commands import RUNNER, run_adapt
+from tests.helpers.deploy import RUNNER, run_adapt
 from ttvd.cli.main import app
 from ttvd.deploy import job
 
