@@ -1,172 +1,239 @@
-"""The stream: batches through an adapter, predictions to a file, a summary at the end."""
+"""The loop of deployment: adapt to a stream batch by batch, write predictions, save states."""
 
-import csv
 import math
-import os
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Self, TextIO
 
+import torch
 from torch import Tensor
 
-from ttvd.deploy.inputs import Batch, Inputs
+from ttvd.bench.interrupt import postpone_interrupts
+from ttvd.deploy.inputs import Batch, Inputs, OnUnreadable, iterate_batches
+from ttvd.deploy.predictions import PredictionWriter, check_output, partial_path
+from ttvd.deploy.states import Position, StateFile
 from ttvd.methods import Adapter
 from ttvd.methods.shared.losses import entropy
 
-COLUMNS = ("name", "prediction", "confidence", "class")
 
-
-@dataclass
-class Summary:
-    """What happened along the stream.
+@dataclass(frozen=True, eq=False)
+class BatchResult:
+    """What happened to one batch.
 
     Attributes:
-        entropies: Mean entropy of the predictions of each batch, as a share of ln k.
-        kept: Share of each batch that was used to adapt.
-        histogram: Predictions of each class.
-        unreadable: Names and reasons of images that were left out.
-        moved: Length of the change of the adapted parameters in this run, over their length at its start.
+        index: Number of the batch in this run, from 0.
+        position: How far the stream is after the batch.
+        names: Names of the images that were predicted, b of them.
+        logits: Logits (b, k) in float32, on the device of the adapter; (0, 0) if no image was readable.
+        predictions: Predicted class of each image.
+        confidences: Probability of each predicted class.
+        entropy: Mean entropy of the predictions, divided by ln k; NaN if no image was readable.
+        kept: Share of the batch that was used to adapt; NaN if no image was readable.
+        unreadable: Name and reason of each image that was left out.
     """
 
-    entropies: list[float] = field(default_factory=list)
-    kept: list[float] = field(default_factory=list)
-    histogram: dict[int, int] = field(default_factory=dict)
-    unreadable: list[tuple[str, str]] = field(default_factory=list)
-    moved: float = 0.0
+    index: int
+    position: Position
+    names: Sequence[str]
+    logits: Tensor
+    predictions: Sequence[int]
+    confidences: Sequence[float]
+    entropy: float
+    kept: float
+    unreadable: Sequence[tuple[str, str]]
+
+
+@dataclass(frozen=True)
+class StreamSummary:
+    """What happened along a stream.
+
+    Attributes:
+        entropies: Mean entropy of the predictions of each batch, divided by ln k.
+        kept: Share of each batch that was used to adapt.
+        histogram: Number of predictions of each class.
+        unreadable: Name and reason of each image that was left out.
+        moved: Distance of the adapted parameters from their values at the start of this run, divided by the norm of
+            those values.
+        rows: Number of predictions in the file, those of earlier runs included.
+    """
+
+    entropies: Sequence[float]
+    kept: Sequence[float]
+    histogram: Mapping[int, int]
+    unreadable: Sequence[tuple[str, str]]
+    moved: float
+    rows: int
 
     @property
     def images(self) -> int:
-        """Images that were predicted."""
+        """Number of images that this run predicted."""
         return sum(self.histogram.values())
 
 
-class PredictionFile:
-    """Predictions on their way to a file: rows are on disk as soon as their batch is done.
+def adapt_stream(
+    adapter: Adapter,
+    inputs: Inputs,
+    *,
+    out: Path | None = None,
+    classes: Sequence[str] | None = None,
+    batch_size: int = 64,
+    on_unreadable: OnUnreadable = "stop",
+    state: StateFile | None = None,
+    save_every: int = 100,
+    resume: bool = False,
+    overwrite: bool = False,
+    callbacks: Sequence[Callable[[BatchResult], None]] = (),
+) -> StreamSummary:
+    """Predict a stream of images in order and adapt on the way.
 
-    They are in ``<name>.partial`` until the end; a stream that was cut off leaves what it had there. A name that ends
-    in ``.parquet`` is converted at the end and needs pyarrow.
+    With ``state`` an interrupted stream can be resumed, and its predictions are then the same as without the
+    interruption. Ctrl-C and SIGTERM wait for the end of the batch, because a batch that is cut off may have changed
+    the adapter in part; a second signal does not wait. Where a batch is cut off or fails, the state that was saved
+    before it stays. Signals are handled in the main thread only.
 
     Args:
-        path: The file to be.
-        classes: Names of the classes, for a column more.
-        rows: Continue a partial file after so many rows; None to begin a new one.
+        adapter: The adapter. It adapts in place.
+        inputs: Images to predict, see :func:`ttvd.deploy.open_inputs`.
+        out: ``.csv`` or ``.parquet`` file for the predictions; None writes no file.
+        classes: Names of the classes, which add a column to the file.
+        batch_size: Number of images that are predicted together.
+        on_unreadable: ``"stop"`` raises at an image that cannot be used, ``"skip"`` leaves it out.
+        state: File that the state is saved to before the first batch, on the way and at the end. A file that exists
+            is replaced.
+        save_every: Number of batches between two saved states.
+        resume: Continue an interrupted run from ``state`` and the rows that it wrote.
+        overwrite: Replace ``out`` if it exists, and the rows of an interrupted run.
+        callbacks: Functions that are called after each batch. A callback that raises an exception ends the stream
+            after this batch; the state is saved.
 
-    Attributes:
-        rows: Rows written so far.
+    Returns:
+        A summary of this run.
+
+    Raises:
+        FileExistsError: ``out`` exists, and neither ``resume`` nor ``overwrite`` is set.
+        KeyboardInterrupt: The user stopped the stream.
+        ValueError: The images do not fit the model, or the run cannot be resumed.
+
+    Example:
+        >>> import ttvd
+        >>> from torch import nn
+        >>> net = nn.Sequential(nn.Flatten(), nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 2))
+        >>> images = torch.rand(10, 1, 2, 2)
+        >>> inputs = Inputs([f"{i}.png" for i in range(10)], images.__getitem__)
+        >>> report = lambda result: print(result.index, len(result.predictions))
+        >>> summary = adapt_stream(ttvd.create("tent", net), inputs, batch_size=4, callbacks=[report])
+        0 4
+        1 4
+        2 2
+        >>> summary.images
+        10
     """
+    if resume and state is None:
+        raise ValueError("to resume a stream, pass the file that its state was saved to")
+    _check_outputs(out, state)
+    stream = {"input": inputs.identity, "batch size": str(batch_size)}
+    position = state.resume(adapter, stream) if resume and state is not None else Position()
+    writer = None
+    if out is not None:
+        rows = position.rows if resume else None
+        writer = PredictionWriter(out, classes=classes, resume_rows=rows, overwrite=overwrite)
 
-    def __init__(self, path: Path, *, classes: Sequence[str] | None = None, rows: int | None = None) -> None:
-        if path.suffix not in (".csv", ".parquet"):
-            raise ValueError(f"predictions go to a .csv or .parquet file, got {path.name}")
-        if path.suffix == ".parquet":
-            import pyarrow  # noqa: F401 - a missing package must show before the work, not after it
-        self.path = path
-        self.partial = path.with_name(path.name + ".partial")
-        self.classes = classes
-        self.rows = rows or 0
-        if rows is None and self.partial.exists():
-            raise ValueError(
-                f"{self.partial} holds the rows of a run that was cut off; continue that one with --resume if it "
-                "saved its state (--save-state), or delete the file"
-            )
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._file: TextIO = self._begin() if rows is None else self._continue(rows)
+    def save() -> None:
+        if state is not None:
+            state.save(adapter, position, stream)
 
-    def _begin(self) -> TextIO:
-        file = self.partial.open("w", newline="", encoding="utf-8")
-        csv.writer(file).writerow(COLUMNS if self.classes is not None else COLUMNS[:-1])
-        return file
-
-    def _continue(self, rows: int) -> TextIO:
-        """Rows that were written after the state was saved are written again."""
-        if not self.partial.is_file():
-            raise ValueError(f"there is no {self.partial} to continue; leave --resume out")
-        with self.partial.open(newline="", encoding="utf-8") as file:
-            kept = [row for _, row in zip(range(rows + 1), csv.reader(file), strict=False)]
-        if len(kept) <= rows:
-            raise ValueError(f"{self.partial} has {len(kept) - 1} rows, the state was saved after {rows}")
-        file = self.partial.open("w", newline="", encoding="utf-8")
-        csv.writer(file).writerows(kept)
-        return file
-
-    def write(self, names: Sequence[str], labels: Sequence[int], confidences: Sequence[float]) -> None:
-        """Add rows and hand them to the system."""
-        known: Iterable[tuple[str, ...]] = ((),) * len(names)
-        if self.classes is not None:
-            known = ((self.classes[label],) for label in labels)
-        columns = zip(names, labels, confidences, known, strict=True)
-        csv.writer(self._file).writerows((n, label, f"{c:.6f}", *more) for n, label, c, more in columns)
-        self._file.flush()
-        self.rows += len(names)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, _: BaseException | None, __: TracebackType | None
-    ) -> None:
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        self._file.close()
-        if kind is not None:
-            if self.rows == 0:
-                self.partial.unlink()
-            return
-        if self.path.suffix == ".parquet":
-            self._convert()
-        else:
-            self.partial.replace(self.path)
-
-    def _convert(self) -> None:
-        import pyarrow
-        from pyarrow import csv as arrow_csv
-        from pyarrow import parquet
-
-        # Named types: names and classes that look like numbers must stay text.
-        kinds = (pyarrow.string(), pyarrow.int64(), pyarrow.float64(), pyarrow.string())
-        options = arrow_csv.ConvertOptions(column_types=dict(zip(COLUMNS, kinds, strict=True)))
-        converted = self.path.with_name(self.path.name + ".tmp")
-        parquet.write_table(arrow_csv.read_csv(self.partial, convert_options=options), converted)
-        converted.replace(self.path)
-        self.partial.unlink()
+    entropies: list[float] = []
+    kept: list[float] = []
+    histogram: Counter[int] = Counter()
+    unreadable: list[tuple[str, str]] = []
+    start = adapter.snapshot()
+    complete = True  # whether the adapter is between two batches
+    batches = iterate_batches(inputs, batch_size, on_unreadable=on_unreadable, start=position.images)
+    with writer or nullcontext(), postpone_interrupts() as interrupt:
+        try:
+            for index, batch in enumerate(batches):
+                if index == 0:
+                    save()  # a path that cannot be written must show before the first batch
+                complete = False
+                logits = torch.empty(0, 0)
+                if batch.images is not None:
+                    weight = adapter.probe
+                    with _explain_shape(batch.images):
+                        logits = adapter(batch.images.to(weight.device, weight.dtype)).float()
+                    _check_classes(classes, logits)
+                position = Position(batch.stop, position.rows + len(batch.positions))
+                result = _describe(index, position, batch, inputs, logits, adapter)
+                if writer is not None:
+                    writer.write(result.names, result.predictions, result.confidences)
+                complete = True
+                unreadable += result.unreadable
+                histogram.update(result.predictions)
+                if result.names:
+                    entropies.append(result.entropy)
+                    kept.append(result.kept)
+                for callback in callbacks:
+                    callback(result)
+                if interrupt.asked:
+                    raise KeyboardInterrupt
+                if index % save_every == save_every - 1:
+                    save()
+        except BaseException:
+            if complete:
+                save()
+            raise
+        save()
+    moved = _measure_move(adapter, start)
+    return StreamSummary(entropies, kept, histogram, unreadable, moved, position.rows)
 
 
-def adapt_batch(
-    adapter: Adapter, batch: Batch, inputs: Inputs, out: PredictionFile, summary: Summary
-) -> None:
-    """Predict and adapt to one batch, write its rows and take note."""
-    summary.unreadable += [(inputs.names[p], reason) for p, reason in batch.unreadable]
-    if batch.images is None:
+def _check_outputs(out: Path | None, state: StateFile | None) -> None:
+    """Refuse a state file that cannot be written or is the file of predictions, before the first batch."""
+    if state is None:
         return
-    probe = adapter.probe
+    if out is not None and state.path.resolve() in (out.resolve(), partial_path(out).resolve()):
+        raise ValueError(f"the state and the predictions cannot both be written to {state.path}")
+    check_output(state.path, overwrite=True)
+
+
+@contextmanager
+def _explain_shape(images: Tensor) -> Iterator[None]:
     try:
-        logits = adapter(batch.images.to(probe.device, probe.dtype)).float()
+        yield
     except RuntimeError as error:
-        shape = tuple(batch.images.shape[1:])
-        first = str(error).splitlines()[0]
         raise ValueError(
-            f"the model cannot take images of size {shape}: {first} (of pictures, --resize and --crop change the "
-            "size, --gray makes one channel)"
+            f"the model cannot take images of size {tuple(images.shape[1:])}: {str(error).splitlines()[0]} (--size, "
+            "or --resize and --crop, change the size of pictures, --gray makes one channel)"
         ) from error
-    if out.classes is not None and len(out.classes) != logits.shape[1]:
-        raise ValueError(f"there are {len(out.classes)} names of classes and {logits.shape[1]} outputs")
-    confidences, labels = (values.tolist() for values in logits.softmax(1).max(1))
-    out.write([inputs.names[p] for p in batch.positions], labels, confidences)
-    for label in labels:
-        summary.histogram[label] = summary.histogram.get(label, 0) + 1
-    scale = math.log(max(logits.shape[1], 2))
-    summary.entropies.append(float(entropy(logits).mean()) / scale)
-    summary.kept.append(float(adapter.kept))
 
 
-def measure_move(adapter: Adapter, start: dict[str, Tensor]) -> float:
-    """How far the adapted parameters are from where they started, as a share of their length."""
+def _check_classes(classes: Sequence[str] | None, logits: Tensor) -> None:
+    if classes is not None and len(classes) != logits.shape[1]:
+        raise ValueError(
+            f"there are {len(classes)} names of classes, but the model has {logits.shape[1]} outputs"
+        )
+
+
+def _describe(
+    index: int, position: Position, batch: Batch, inputs: Inputs, logits: Tensor, adapter: Adapter
+) -> BatchResult:
+    names = [inputs.names[p] for p in batch.positions]
+    unreadable = [(inputs.names[p], reason) for p, reason in batch.unreadable]
+    if not names:
+        return BatchResult(index, position, names, logits, [], [], math.nan, math.nan, unreadable)
+    confidences, predictions = (values.tolist() for values in logits.softmax(1).max(1))
+    share = float(entropy(logits).mean()) / math.log(max(logits.shape[1], 2))
+    kept = float(adapter.kept)
+    return BatchResult(index, position, names, logits, predictions, confidences, share, kept, unreadable)
+
+
+def _measure_move(adapter: Adapter, start: Mapping[str, Tensor]) -> float:
+    """Return how far the adapted parameters are from where they started, relative to their norm at the start."""
     names = [name for name, p in adapter.named_parameters() if p.requires_grad]
-    now = adapter.snapshot()
     if not names:
         return 0.0
+    now = adapter.snapshot()
     change = sum(float((now[name] - start[name]).double().square().sum()) for name in names)
-    length = sum(float(start[name].double().square().sum()) for name in names)
-    return math.sqrt(change / length) if length > 0 else math.inf
+    norm = sum(float(start[name].double().square().sum()) for name in names)
+    return math.sqrt(change / norm) if norm > 0 else math.inf
