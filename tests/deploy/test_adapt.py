@@ -1,6 +1,5 @@
 """`ttvd adapt`: from images to predictions on the command line."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -9,24 +8,16 @@ import torch
 from PIL import Image
 
 import ttvd
-from tests.helpers.cli import check_cli, refuse_cli
+from tests.helpers.cli import check_cli, enter_folder, refuse_cli, write_method
 from tests.helpers.deploy import read_rows, run_adapt
 from ttvd.nn.views import AggregatedViews
 from ttvd.zoo.catalog import checkpoint_folder
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A current folder that only the command line adds to the search path."""
-    import sys
-
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [path for path in sys.path if path not in ("", str(tmp_path))])
-    before = set(sys.modules)
-    yield tmp_path
-    for name in set(sys.modules) - before:
-        if str(getattr(sys.modules[name], "__file__", "")).startswith(str(tmp_path)):
-            del sys.modules[name]
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    enter_folder(tmp_path, monkeypatch)
+    return tmp_path
 
 
 def load_digits(digits: Path) -> torch.Tensor:
@@ -147,24 +138,15 @@ def test_a_label_augmented_model_of_the_user(digits: Path, here: Path) -> None:
 
 
 def test_a_method_of_the_user(digits: Path, here: Path) -> None:
-    (here / "mymethod.py").write_text(
-        "import ttvd\n"
-        "class Sharpen(ttvd.Adapter):\n"
-        "    def __init__(self, model, *, factor: float = 2.0):\n"
-        "        super().__init__(model, statistics=ttvd.Statistics(prior=1.0))\n"
-        "        self.factor = factor\n"
-        "    def output(self, x):\n"
-        "        return self.factor * super().output(x)\n"
-    )
-    options = ("--param", "factor=1.0")
-    rows = run_adapt(digits / "digits.npy", here / "a.csv", *options, method="mymethod:Sharpen")
+    method = write_method(here)
+    rows = run_adapt(digits / "digits.npy", here / "a.csv", method=method)
     assert rows == run_adapt(digits / "digits.npy", here / "b.csv", method="source")
-    sharp = run_adapt(digits / "digits.npy", here / "c.csv", method="mymethod:Sharpen")
+    sharp = run_adapt(digits / "digits.npy", here / "c.csv", "--param", "factor=2.0", method=method)
     assert sum(float(row["confidence"]) for row in sharp) > sum(float(row["confidence"]) for row in rows)
     command = ("adapt", digits / "digits.npy", "--model", "digits-sla", "--out", here / "d.csv", "--method")
-    assert "factor" in refuse_cli(*command, "mymethod:Sharpen", "--param", "faktor=1")
-    assert "Nothing" in refuse_cli(*command, "mymethod:Nothing")
-    assert "nowhere" in refuse_cli(*command, "nowhere:Sharpen")
+    assert "factor" in refuse_cli(*command, method, "--param", "faktor=1")
+    assert "Nothing" in refuse_cli(*command, method.replace("Scaled", "Nothing"))
+    assert "nowhere" in refuse_cli(*command, "nowhere:Scaled")
 
 
 def test_sites_beside_a_checkpoint_are_found(digits: Path, tmp_path: Path) -> None:
