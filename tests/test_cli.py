@@ -1,6 +1,8 @@
 """The command line as a whole: help, version, exit codes, and the list of methods."""
 
+import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -57,19 +59,21 @@ def test_every_parameter_is_explained(name: str) -> None:
         assert "`" not in lines[parameter]
 
 
-def test_methods_of_modules_and_of_installed_packages(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_method_of_the_user_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     enter_folder(tmp_path, monkeypatch)
-    method = write_method(tmp_path)
-    assert "Factor of the logits" in check_cli("methods", method)
-    package = tmp_path / "installed" / "scaled_plugin-1.dist-info"
-    package.mkdir(parents=True)
+    assert "Factor of the logits" in check_cli("methods", write_method(tmp_path))
+
+
+def test_methods_of_installed_packages_are_listed(tmp_path: Path) -> None:
+    """In a process of its own, because entry points are looked up once."""
+    package = tmp_path / "scaled_plugin-1.dist-info"
+    package.mkdir()
     (package / "METADATA").write_text("Metadata-Version: 2.1\nName: scaled-plugin\nVersion: 1\n")
-    (package / "entry_points.txt").write_text(f"[ttvd.methods]\nscaled = {method}\n")
-    sys.path.append(str(tmp_path / "installed"))
-    assert re.search(r"^ scaled ", check_cli("methods"), re.MULTILINE)
-    assert "Factor of the logits" in check_cli("methods", "scaled")
+    (package / "entry_points.txt").write_text(f"[ttvd.methods]\nscaled = {write_method(tmp_path)}\n")
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([*sys.path, str(tmp_path)])}
+    command = [sys.executable, "-m", "ttvd", "methods"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert re.search(r"^ scaled ", done.stdout, re.MULTILINE)
 
 
 @pytest.mark.parametrize(

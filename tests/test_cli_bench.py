@@ -12,14 +12,13 @@ from pathlib import Path
 import pytest
 import typer.testing
 
-from tests.bench.engine_fakes import SMALL, PlainEngine, do_here, strip
 from tests.helpers.cli import enter_folder, refuse_cli, run_cli, write_method
-from ttvd.bench.engines import Started
-from ttvd.bench.engines.events import Event, Job, Shared
-from ttvd.bench.engines.worker import prepare_bench
-from ttvd.bench.spec import Run, Spec
+from tests.helpers.engines import SMALL, PlainEngine, do_here, strip
+from ttvd.bench.engines import Event, Shared, Started
+from ttvd.bench.job import do_run
+from ttvd.bench.resources import Resources
+from ttvd.bench.spec import Run, Spec, WorkerConfig
 from ttvd.bench.store import Store
-from ttvd.bench.worker_config import WorkerConfig
 
 
 @pytest.fixture
@@ -33,25 +32,20 @@ def run_bench(*arguments: object) -> typer.testing.Result:
     return run_cli("bench", *arguments, columns=120)
 
 
-def prepare_half(setting: WorkerConfig, shared: Shared) -> Job:
-    """The real job, but for Tent."""
-    job = prepare_bench(setting, shared)
-
-    def refuse(spec: Spec, progress: Callable[[int, int], None]) -> Run:
-        if spec.method == "tent":
-            raise RuntimeError("no [tent] today")
-        return job(spec, progress)
-
-    return refuse
+def do_half(spec: Spec, resources: Resources, progress: Callable[[int, int], None]) -> Run:
+    """Do the real run, but for Tent."""
+    if spec.method == "tent":
+        raise RuntimeError("no [tent] today")
+    return do_run(spec, resources, progress)
 
 
 class Impatient(PlainEngine):
     """Somebody presses Ctrl-C in the second run."""
 
     def run(
-        self, specs: Iterable[Spec | None], setting: WorkerConfig, shared: Shared | None = None
+        self, specs: Iterable[Spec | None], config: WorkerConfig, shared: Shared | None = None
     ) -> Generator[Event, None, None]:
-        for number, event in enumerate(super().run(specs, setting, shared)):
+        for number, event in enumerate(super().run(specs, config, shared)):
             if number and isinstance(event, Started):
                 os.kill(os.getpid(), signal.SIGINT)
             yield event
@@ -65,7 +59,7 @@ def use(monkeypatch: pytest.MonkeyPatch, engine: PlainEngine) -> None:
 def test_runs_are_done_shown_and_stored(
     recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    use(monkeypatch, PlainEngine(prepare_bench))
+    use(monkeypatch, PlainEngine(do_run))
     path = tmp_path / "new" / "runs.db"
     result = run_bench(recipe, "--store", path)
     assert result.exit_code == 0, result.output
@@ -83,7 +77,7 @@ def test_runs_are_done_shown_and_stored(
 
 
 def test_failed_runs_are_listed(recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    use(monkeypatch, PlainEngine(prepare_half))
+    use(monkeypatch, PlainEngine(do_half))
     result = run_bench(recipe, "--store", tmp_path / "runs.db")
     assert result.exit_code == 1
     assert "1 run done, 1 failed." in result.output
@@ -98,7 +92,7 @@ def test_failed_runs_are_listed(recipe: Path, tmp_path: Path, monkeypatch: pytes
 def test_figures_are_made_once_and_a_bad_one_is_refused_before_any_work(
     recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    use(monkeypatch, PlainEngine(prepare_bench))
+    use(monkeypatch, PlainEngine(do_run))
     recipe.write_text(SMALL + '\n[[figures]]\nkind = "samples"\ncheckpoint = "digits-sla"\nlimit = 64\n')
     store = tmp_path / "runs.db"
     assert run_bench(recipe, "--store", store).exit_code == 0
@@ -118,7 +112,7 @@ def test_figures_are_made_once_and_a_bad_one_is_refused_before_any_work(
 
 
 def test_ctrl_c(recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = Impatient(prepare_bench)
+    engine = Impatient(do_run)
     use(monkeypatch, engine)
     result = run_bench(recipe, "--store", tmp_path / "runs.db")
     assert result.exit_code == 130
@@ -165,14 +159,14 @@ def test_bad_options_are_refused_before_any_work(
 def test_a_recipe_that_cannot_be_run_is_refused_before_any_work(
     recipe: Path, monkeypatch: pytest.MonkeyPatch, change: tuple[str, str]
 ) -> None:
-    use(monkeypatch, PlainEngine(prepare_bench))
+    use(monkeypatch, PlainEngine(do_run))
     recipe.write_text(SMALL.replace(*change))
     assert change[1] in refuse_cli("bench", recipe, "--store", recipe.parent / "runs.db")
     assert list(recipe.parent.iterdir()) == [recipe]
 
 
 def test_a_store_below_a_file_is_refused(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    use(monkeypatch, PlainEngine(prepare_bench))
+    use(monkeypatch, PlainEngine(do_run))
     assert "folder cannot be created" in refuse_cli("bench", recipe, "--store", recipe / "runs.db")
 
 

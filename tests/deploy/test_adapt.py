@@ -63,11 +63,11 @@ def test_a_state_continues_in_another_stream(digits: Path, tmp_path: Path) -> No
     whole = run_adapt(digits / "digits.npy", tmp_path / "whole.csv", *options, method="ttvd")
     np.save(tmp_path / "0.npy", images[:40])
     np.save(tmp_path / "1.npy", images[40:])
-    state = ("--save-state", tmp_path / "state")
+    state: tuple[object, ...] = ("--save-state", tmp_path / "state")
     first = run_adapt(tmp_path / "0.npy", tmp_path / "0.csv", *options, *state, method="ttvd")
     # The state may be replaced by the run that begins with it.
-    options += ("--state", tmp_path / "state", *state)
-    second = run_adapt(tmp_path / "1.npy", tmp_path / "1.csv", *options, method="ttvd")
+    state = ("--state", tmp_path / "state", *state)
+    second = run_adapt(tmp_path / "1.npy", tmp_path / "1.csv", *options, *state, method="ttvd")
     assert [row["confidence"] for row in first + second] == [row["confidence"] for row in whole]
 
 
@@ -196,12 +196,20 @@ def test_no_readable_image_is_a_failure(tmp_path: Path) -> None:
     check_cli(*command, "--unreadable", "skip", code=1)
 
 
-def test_size_resizes_pictures(digits: Path, tmp_path: Path) -> None:
-    Image.open(digits / "pictures" / "000.png").resize((60, 56)).save(tmp_path / "a.png")
-    options = ("--gray", "--size", 28)
-    [row] = run_adapt(tmp_path, tmp_path / "a.csv", *options, method="source")
-    [same] = run_adapt(tmp_path, tmp_path / "b.csv", "--gray", "--resize", 28, "--crop", 28, method="source")
-    assert row == same
+def test_pictures_have_the_size_of_the_card_and_other_files_are_counted(digits: Path, tmp_path: Path) -> None:
+    pictures = tmp_path / "pictures"
+    pictures.mkdir()
+    Image.open(digits / "pictures" / "000.png").resize((60, 56)).save(pictures / "a.png")
+    for name in ("notes.pdf", "more.pdf", "README"):
+        (pictures / name).touch()
+    options = ("--method", "source", "--gray", "--out")
+    command = ("adapt", pictures, "--model", "digits-sla", *options)
+    assert "(1, 28, 28), a.png has (1, 56, 60)" in refuse_cli(*command, tmp_path / "a.csv")
+    output = check_cli(*command, tmp_path / "b.csv", "--size", 28)
+    assert "2 .pdf" in output
+    check_cli(*command, tmp_path / "c.csv", "--resize", 28, "--crop", 28)
+    assert (tmp_path / "b.csv").read_bytes() == (tmp_path / "c.csv").read_bytes()
+    assert not (tmp_path / "a.csv").exists()
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 from tests.helpers.cli import refuse_cli, run_cli
 from tests.helpers.deploy import make_adapter, make_inputs, run_adapt
 from ttvd.deploy import BatchResult, StateFile, adapt_stream, stream
-from ttvd.deploy.inputs import Batch
+from ttvd.deploy.inputs import Batch, iterate_batches
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -25,7 +25,7 @@ def test_a_signal_waits_for_the_end_of_the_batch(
     adapt_stream(make_adapter(), make_inputs(), out=whole, batch_size=4)
     handler, adapter, calls = signal.getsignal(number), make_adapter(), [0]
 
-    def interrupt(*_: object) -> None:
+    def interrupt(*arguments: object) -> None:
         calls[0] += 1
         if calls[0] == 2:  # the adapter has changed, its logits are not there yet
             for _ in range(signals):
@@ -68,7 +68,7 @@ def test_states_are_saved_on_the_way(tmp_path: Path) -> None:
 
 def interrupt_after(monkeypatch: pytest.MonkeyPatch, batches: int) -> None:
     """Send SIGINT while a batch of the next stream is at work."""
-    original = stream.iterate_batches
+    original = iterate_batches
 
     def interrupted(*arguments: Any, **options: Any) -> Iterator[Batch]:
         for number, batch in enumerate(original(*arguments, **options), 1):

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from tests.helpers.deploy import make_adapter, make_inputs, read_rows
 from ttvd.deploy import BatchResult, StateFile, adapt_stream
@@ -126,7 +127,11 @@ def test_output_paths_are_checked_before_the_first_batch(tmp_path: Path) -> None
     ):
         with pytest.raises((ValueError, OSError), match=word):
             adapt_stream(
-                make_adapter(), make_inputs(), out=path, state=state and StateFile(state), callbacks=[fail]
+                make_adapter(),
+                make_inputs(),
+                out=path,
+                state=None if state is None else StateFile(state),
+                callbacks=[fail],
             )
     with pytest.raises(ValueError, match="state was saved to"):
         adapt_stream(make_adapter(), make_inputs(), out=out, resume=True)
@@ -146,8 +151,9 @@ def test_states_belong_to_their_adapter_and_format(tmp_path: Path) -> None:
     state.load(make_adapter())
     with pytest.raises(ValueError, match=r"method tent.*bn"):
         StateFile(state.path, {"method": "bn"}).load(make_adapter())
-    write_tensors(state.path, make_adapter().state_dict(), kind=KIND, version=1)
-    with pytest.raises(ValueError, match=r"ttvd 0\.1 .*format 2"):
+    old = {"ttvd.kind": KIND, "ttvd.version": "1"}  # as ttvd 0.1.0 wrote it
+    save_file(make_adapter().state_dict(), state.path, old)
+    with pytest.raises(ValueError, match=r"0\.1\.0.*without a state"):
         state.load(make_adapter())
     write_tensors(state.path, make_adapter().state_dict(), kind=KIND, version=FORMAT + 1)
     with pytest.raises(ValueError, match="upgrade"):

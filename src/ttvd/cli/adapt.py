@@ -71,6 +71,7 @@ def adapt(
 
     from ttvd.cli.arguments import add_current_folder, check_device, parse_parameters
     from ttvd.cli.extras import require
+    from ttvd.data.loading import describe_skipped
     from ttvd.deploy import StateFile, adapt_stream, open_inputs
     from ttvd.deploy.states import identify
     from ttvd.methods import create, find_method
@@ -103,8 +104,9 @@ def adapt(
     prepared = f"resize {resize}, crop {crop}, {interpolation}, {'gray' if gray else 'colours'}"
     inputs = replace(inputs, identity=f"{inputs.identity}, {prepared}")
     console = Console(stderr=True, markup=False, emoji=False, highlight=False)
-    _print_left_out(inputs, console)
-    _warn_of_size(inputs, found, console)
+    if inputs.skipped:
+        console.print(describe_skipped(inputs.skipped), style="yellow", soft_wrap=True)
+    _check_size(inputs, found)
     identity = identify(method, parameters, seen)
     if state is not None:
         StateFile(state, identity).load(adapter)
@@ -138,30 +140,20 @@ def _check_needs(method: Method, source: Source) -> None:
         )
 
 
-def _print_left_out(inputs: Inputs, console: Console) -> None:
-    """Print how many files the listing of a folder left out, by suffix."""
-    left_out: dict[str, int] = getattr(inputs, "left_out", {})
-    if left_out:
-        counts = ", ".join(
-            f"{count} {suffix or 'without suffix'}" for suffix, count in sorted(left_out.items())
-        )
-        console.print(f"left out, because they are no pictures: {counts}", style="yellow", soft_wrap=True)
-
-
-def _warn_of_size(inputs: Inputs, source: Source, console: Console) -> None:
-    """Warn if the images have another size than those that the model was trained on."""
-    expected: int | None = getattr(source.card, "image_size", None)
-    try:
-        height, width = inputs.read(0).shape[-2:]
-    except (ValueError, OSError):
-        return  # the stream says what is wrong with the image
-    if expected is not None and (height, width) != (expected, expected):
-        console.print(
-            f"warning: the images have {width} x {height} pixels, the model was trained on {expected} x {expected}; "
-            f"predictions may be poor (--size {expected} resizes pictures)",
-            style="yellow",
-            soft_wrap=True,
-        )
+def _check_size(inputs: Inputs, source: Source) -> None:
+    """Refuse images of another shape than the card of the model says. The first readable image counts."""
+    expected = None if source.card is None else source.card.input_shape
+    for position in range(min(len(inputs), 64)) if expected is not None else ():
+        try:
+            shape = tuple(inputs.read(position).shape)
+        except (ValueError, OSError):
+            continue  # the stream says what is wrong with this image
+        if shape != expected:
+            raise ValueError(
+                f"the model takes images of shape (c, h, w) = {expected}, {inputs.names[position]} has {shape}; "
+                "--size resizes pictures, --gray makes one channel (ttvd.deploy.adapt_stream takes any size)"
+            )
+        return
 
 
 class _Progress:

@@ -61,8 +61,8 @@ def bench(
     of modules in the current folder, as package.module:Name.
     """
     from ttvd.bench.grid import make_plans
-    from ttvd.bench.interrupt import raise_interrupts
     from ttvd.cli.arguments import add_current_folder, make_console
+    from ttvd.interrupts import raise_interrupts
 
     console = make_console()
     if gpus <= 0:

@@ -10,10 +10,10 @@ from torch import nn
 
 from ttvd.methods import Adapter
 from ttvd.nn.fingerprint import fingerprint
-from ttvd.zoo.tensorfile import VERSION, read_tensors, write_tensors
+from ttvd.zoo.tensorfile import read_tensors, write_tensors
 
 KIND = "ttvd.state"
-FORMAT = 2  # 1 is the format of ttvd 0.1, whose parameters had other names
+FORMAT = 2
 
 
 @dataclass(frozen=True)
@@ -108,12 +108,9 @@ class StateFile:
         return Position(int(metadata["position"]), int(metadata["rows"]))
 
     def _load(self, adapter: Adapter, stream: Mapping[str, str]) -> dict[str, str]:
-        tensors, metadata = read_tensors(self.path, kind=KIND, version=FORMAT)
-        if (found := int(metadata[VERSION])) < FORMAT:
-            raise ValueError(
-                f"{self.path} is a state of ttvd 0.1 (format {found}). This version reads format {FORMAT} and "
-                "cannot convert it; begin again without a state"
-            )
+        tensors, metadata = read_tensors(
+            self.path, kind=KIND, version=FORMAT, remedy="begin again without a state"
+        )
         for key, expected in {**self.identity, **stream}.items():
             if metadata.get(key) != expected:
                 advice = (

@@ -10,10 +10,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ttvd.bench.interrupt import postpone_interrupts
 from ttvd.deploy.inputs import Batch, Inputs, OnUnreadable, iterate_batches
 from ttvd.deploy.predictions import PredictionWriter, check_output, partial_path
 from ttvd.deploy.states import Position, StateFile
+from ttvd.interrupts import defer_interrupts
 from ttvd.methods import Adapter
 from ttvd.methods.shared.losses import entropy
 
@@ -151,7 +151,7 @@ def adapt_stream(
     start = adapter.snapshot()
     complete = True  # whether the adapter is between two batches
     batches = iterate_batches(inputs, batch_size, on_unreadable=on_unreadable, start=position.images)
-    with writer or nullcontext(), postpone_interrupts() as interrupt:
+    with writer or nullcontext(), defer_interrupts() as interrupt:
         try:
             for index, batch in enumerate(batches):
                 if index == 0:
@@ -175,7 +175,7 @@ def adapt_stream(
                     kept.append(result.kept)
                 for callback in callbacks:
                     callback(result)
-                if interrupt.asked:
+                if interrupt.requested:
                     raise KeyboardInterrupt
                 if index % save_every == save_every - 1:
                     save()
