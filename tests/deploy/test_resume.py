@@ -52,17 +52,10 @@ def test_a_signal_waits_for_the_end_of_the_batch(
 
 
 def test_states_are_saved_on_the_way(tmp_path: Path) -> None:
-    state, saved = StateFile(tmp_path / "state"), list[bytes]()
-    adapt_stream(
-        make_adapter(),
-        make_inputs(),
-        batch_size=4,
-        state=state,
-        save_every=2,
-        callbacks=[lambda _: saved.append(state.path.read_bytes())],
-    )
-    # A callback sees the state before its batch is saved.
-    assert [saved.index(content) for content in saved] == [0, 0, 2, 2, 4]
+    state, saved = StateFile(tmp_path / "state", every=2), list[bytes]()
+    read = [lambda _: saved.append(state.path.read_bytes())]
+    adapt_stream(make_adapter(), make_inputs(), batch_size=4, state=state, callbacks=read)
+    assert [saved.index(content) for content in saved] == [0, 1, 1, 3, 3]
     assert state.path.read_bytes() not in saved
 
 

@@ -61,16 +61,14 @@ def show_runs(
     if export is not None:
         _check_export(export, store, batches, overwrite)
     console = make_console()
-    if pack is not None or unpack is not None:
-        filters = (key, method, domain, seed, status, export, None if unpack is None else recipe)
-        if any(value is not None for value in filters) or (pack is not None and unpack is not None):
-            raise ValueError(
-                "--pack takes whole recipes (one of them with --recipe), --unpack a whole file; give no other options"
-            )
-        if unpack is not None:
-            _unpack(store, unpack, console)
-        if pack is not None:
-            _pack(store, pack, recipe, replace, console)
+    filters = (key, method, domain, seed, status, export)
+    if pack is not None:
+        _check_alone(*filters, unpack)
+        _pack(store, pack, recipe, replace, console)
+        return
+    if unpack is not None:
+        _check_alone(*filters, recipe)
+        _unpack(store, unpack, console)
         return
     with open_runs(store) as opened:
         found = None if key is None else opened.find(key)
@@ -86,6 +84,13 @@ def show_runs(
             _print_run(entries[0], console)
         else:
             _print_list(entries, console, len(opened.done()))
+
+
+def _check_alone(*options: object) -> None:
+    if any(value is not None for value in options):
+        raise ValueError(
+            "--pack takes whole recipes (one of them with --recipe), --unpack a whole file; give no other options"
+        )
 
 
 def _check_export(path: Path, store: Path, batches: bool, overwrite: bool) -> None:

@@ -52,6 +52,7 @@ class StateFile:
     Args:
         path: Path of the file.
         identity: What the state belongs to, for example :func:`identify`. A file with another identity is refused.
+        every: Number of batches between two states that :func:`ttvd.deploy.adapt_stream` saves.
 
     Example:
         >>> import tempfile, ttvd
@@ -65,6 +66,7 @@ class StateFile:
 
     path: Path
     identity: Mapping[str, str] = field(default_factory=dict)
+    every: int = 100
 
     def save(
         self, adapter: Adapter, position: Position | None = None, stream: Mapping[str, str] | None = None

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -81,7 +82,6 @@ def adapt_stream(
     batch_size: int = 64,
     on_unreadable: OnUnreadable = "stop",
     state: StateFile | None = None,
-    save_every: int = 100,
     resume: bool = False,
     overwrite: bool = False,
     callbacks: Sequence[Callable[[BatchResult], None]] = (),
@@ -100,9 +100,8 @@ def adapt_stream(
         classes: Names of the classes, which add a column to the file.
         batch_size: Number of images that are predicted together.
         on_unreadable: ``"stop"`` raises at an image that cannot be used, ``"skip"`` leaves it out.
-        state: File that the state is saved to before the first batch, on the way and at the end. A file that exists
-            is replaced.
-        save_every: Number of batches between two saved states.
+        state: File that the state is saved to: before the first batch, every ``state.every`` batches, and at the end.
+            A file that exists is replaced.
         resume: Continue an interrupted run from ``state`` and the rows that it wrote.
         overwrite: Replace ``out`` if it exists, and the rows of an interrupted run.
         callbacks: Functions that are called after each batch. A callback that raises an exception ends the stream
@@ -130,71 +129,105 @@ def adapt_stream(
         >>> summary.images
         10
     """
-    if resume and state is None:
-        raise ValueError("to resume a stream, pass the file that its state was saved to")
-    _check_outputs(out, state)
     stream = {"input": inputs.identity, "batch size": str(batch_size)}
-    position = state.resume(adapter, stream) if resume and state is not None else Position()
+    position = _find_position(adapter, state, stream, out, resume)
     writer = None
     if out is not None:
         rows = position.rows if resume else None
         writer = PredictionWriter(out, classes=classes, resume_rows=rows, overwrite=overwrite)
-
-    def save() -> None:
-        if state is not None:
-            state.save(adapter, position, stream)
-
-    entropies: list[float] = []
-    kept: list[float] = []
-    histogram: Counter[int] = Counter()
-    unreadable: list[tuple[str, str]] = []
-    start = adapter.snapshot()
-    complete = True  # whether the adapter is between two batches
+    saver, summary = _StateSaver(adapter, state, stream, position), _SummaryBuilder(adapter)
     batches = iterate_batches(inputs, batch_size, on_unreadable=on_unreadable, start=position.images)
-    with writer or nullcontext(), defer_interrupts() as interrupt:
-        try:
-            for index, batch in enumerate(batches):
-                if index == 0:
-                    save()  # a path that cannot be written must show before the first batch
-                complete = False
-                logits = torch.empty(0, 0)
-                if batch.images is not None:
-                    weight = adapter.probe
-                    with _explain_shape(batch.images):
-                        logits = adapter(batch.images.to(weight.device, weight.dtype)).float()
-                    _check_classes(classes, logits)
-                position = Position(batch.stop, position.rows + len(batch.positions))
-                result = _describe(index, position, batch, inputs, logits, adapter)
-                if writer is not None:
-                    writer.write(result.names, result.predictions, result.confidences)
-                complete = True
-                unreadable += result.unreadable
-                histogram.update(result.predictions)
-                if result.names:
-                    entropies.append(result.entropy)
-                    kept.append(result.kept)
-                for callback in callbacks:
-                    callback(result)
-                if interrupt.requested:
-                    raise KeyboardInterrupt
-                if index % save_every == save_every - 1:
-                    save()
-        except BaseException:
-            if complete:
-                save()
-            raise
-        save()
-    moved = _measure_move(adapter, start)
-    return StreamSummary(entropies, kept, histogram, unreadable, moved, position.rows)
+    with writer or nullcontext(), defer_interrupts() as interrupt, saver:
+        for index, batch in enumerate(batches):
+            saver.begin_batch()
+            logits = torch.empty(0, 0)
+            if batch.images is not None:
+                weight = adapter.probe
+                with _explain_shape(batch.images):
+                    logits = adapter(batch.images.to(weight.device, weight.dtype)).float()
+                _check_classes(classes, logits)
+            position = Position(batch.stop, position.rows + len(batch.positions))
+            result = _describe(index, position, batch, inputs, logits, adapter)
+            if writer is not None:
+                writer.write(result.names, result.predictions, result.confidences)
+            saver.end_batch(position)
+            summary.add(result)
+            for callback in callbacks:
+                callback(result)
+            if interrupt.requested:
+                raise KeyboardInterrupt
+    return summary.build(position.rows)
 
 
-def _check_outputs(out: Path | None, state: StateFile | None) -> None:
-    """Refuse a state file that cannot be written or is the file of predictions, before the first batch."""
+class _StateSaver:
+    """Saves the state of an adapter between batches: before the first one, every few, and when the stream ends.
+
+    A stream also ends by an exception. If that happens within a batch, the adapter may have changed in part, and the
+    state that was saved before stays.
+    """
+
+    def __init__(
+        self, adapter: Adapter, state: StateFile | None, stream: Mapping[str, str], position: Position
+    ) -> None:
+        self._adapter, self._state, self._stream, self._position = adapter, state, stream, position
+        self._within_batch = False
+        self._batches = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if not self._within_batch:
+            self._save()
+
+    def begin_batch(self) -> None:
+        if self._batches == 0:
+            self._save()  # a path that cannot be written must show before the first batch
+        self._within_batch = True
+
+    def end_batch(self, position: Position) -> None:
+        self._position, self._within_batch = position, False
+        self._batches += 1
+        if self._state is not None and self._batches % self._state.every == 0:
+            self._save()
+
+    def _save(self) -> None:
+        if self._state is not None:
+            self._state.save(self._adapter, self._position, self._stream)
+
+
+class _SummaryBuilder:
+    def __init__(self, adapter: Adapter) -> None:
+        self._adapter, self._start = adapter, adapter.snapshot()
+        self._entropies: list[float] = []
+        self._kept: list[float] = []
+        self._histogram: Counter[int] = Counter()
+        self._unreadable: list[tuple[str, str]] = []
+
+    def add(self, result: BatchResult) -> None:
+        self._unreadable += result.unreadable
+        self._histogram.update(result.predictions)
+        if result.names:
+            self._entropies.append(result.entropy)
+            self._kept.append(result.kept)
+
+    def build(self, rows: int) -> StreamSummary:
+        moved = _measure_move(self._adapter, self._start)
+        return StreamSummary(self._entropies, self._kept, self._histogram, self._unreadable, moved, rows)
+
+
+def _find_position(
+    adapter: Adapter, state: StateFile | None, stream: Mapping[str, str], out: Path | None, resume: bool
+) -> Position:
+    """Check the state file, and return where the stream begins. An adapter that resumes gets its state."""
     if state is None:
-        return
+        if resume:
+            raise ValueError("to resume a stream, pass the file that its state was saved to")
+        return Position()
     if out is not None and state.path.resolve() in (out.resolve(), partial_path(out).resolve()):
         raise ValueError(f"the state and the predictions cannot both be written to {state.path}")
     check_output(state.path, overwrite=True)
+    return state.resume(adapter, stream) if resume else Position()
 
 
 @contextmanager
