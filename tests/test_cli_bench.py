@@ -15,7 +15,7 @@ import typer.testing
 from tests.helpers.cli import enter_folder, refuse_cli, run_cli, write_method
 from tests.helpers.engines import SMALL, PlainEngine, do_here, strip
 from ttvd.bench.engines import Event, Shared, Started
-from ttvd.bench.job import do_run
+from ttvd.bench.job import execute
 from ttvd.bench.resources import Resources
 from ttvd.bench.spec import Run, Spec, WorkerConfig
 from ttvd.bench.store import Store
@@ -36,7 +36,7 @@ def do_half(spec: Spec, resources: Resources, progress: Callable[[int, int], Non
     """Do the real run, but for Tent."""
     if spec.method == "tent":
         raise RuntimeError("no [tent] today")
-    return do_run(spec, resources, progress)
+    return execute(spec, resources, progress)
 
 
 class Impatient(PlainEngine):
@@ -59,7 +59,7 @@ def use(monkeypatch: pytest.MonkeyPatch, engine: PlainEngine) -> None:
 def test_runs_are_done_shown_and_stored(
     recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    use(monkeypatch, PlainEngine(do_run))
+    use(monkeypatch, PlainEngine(execute))
     path = tmp_path / "new" / "runs.db"
     result = run_bench(recipe, "--store", path)
     assert result.exit_code == 0, result.output
@@ -92,7 +92,7 @@ def test_failed_runs_are_listed(recipe: Path, tmp_path: Path, monkeypatch: pytes
 def test_figures_are_made_once_and_a_bad_one_is_refused_before_any_work(
     recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    use(monkeypatch, PlainEngine(do_run))
+    use(monkeypatch, PlainEngine(execute))
     recipe.write_text(SMALL + '\n[[figures]]\nkind = "samples"\ncheckpoint = "digits-sla"\nlimit = 64\n')
     store = tmp_path / "runs.db"
     assert run_bench(recipe, "--store", store).exit_code == 0
@@ -112,7 +112,7 @@ def test_figures_are_made_once_and_a_bad_one_is_refused_before_any_work(
 
 
 def test_ctrl_c(recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = Impatient(do_run)
+    engine = Impatient(execute)
     use(monkeypatch, engine)
     result = run_bench(recipe, "--store", tmp_path / "runs.db")
     assert result.exit_code == 130
@@ -159,14 +159,14 @@ def test_bad_options_are_refused_before_any_work(
 def test_a_recipe_that_cannot_be_run_is_refused_before_any_work(
     recipe: Path, monkeypatch: pytest.MonkeyPatch, change: tuple[str, str]
 ) -> None:
-    use(monkeypatch, PlainEngine(do_run))
+    use(monkeypatch, PlainEngine(execute))
     recipe.write_text(SMALL.replace(*change))
     assert change[1] in refuse_cli("bench", recipe, "--store", recipe.parent / "runs.db")
     assert list(recipe.parent.iterdir()) == [recipe]
 
 
 def test_a_store_below_a_file_is_refused(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    use(monkeypatch, PlainEngine(do_run))
+    use(monkeypatch, PlainEngine(execute))
     assert "folder cannot be created" in refuse_cli("bench", recipe, "--store", recipe / "runs.db")
 
 
