@@ -12,15 +12,13 @@ from pathlib import Path
 import pytest
 import typer.testing
 
+from tests.helpers.cli import enter_folder, refuse_cli, run_cli, write_method
 from tests.helpers.engines import SMALL, PlainEngine, do_here, strip
 from ttvd.bench.engines import Event, Shared, Started
 from ttvd.bench.job import execute
 from ttvd.bench.resources import Resources
 from ttvd.bench.spec import Run, Spec, WorkerConfig
 from ttvd.bench.store import Store
-from ttvd.cli.main import app
-
-RUNNER = typer.testing.CliRunner()
 
 
 @pytest.fixture
@@ -31,7 +29,7 @@ def recipe(tmp_path: Path) -> Path:
 
 
 def run_bench(*arguments: object) -> typer.testing.Result:
-    return RUNNER.invoke(app, ["bench", *map(str, arguments)], env={"COLUMNS": "120"})
+    return run_cli("bench", *arguments, columns=120)
 
 
 def do_half(spec: Spec, resources: Resources, progress: Callable[[int, int], None]) -> Run:
@@ -45,9 +43,9 @@ class Impatient(PlainEngine):
     """Somebody presses Ctrl-C in the second run."""
 
     def run(
-        self, specs: Iterable[Spec | None], setting: WorkerConfig, shared: Shared | None = None
+        self, specs: Iterable[Spec | None], config: WorkerConfig, shared: Shared | None = None
     ) -> Generator[Event, None, None]:
-        for number, event in enumerate(super().run(specs, setting, shared)):
+        for number, event in enumerate(super().run(specs, config, shared)):
             if number and isinstance(event, Started):
                 os.kill(os.getpid(), signal.SIGINT)
             yield event
@@ -118,7 +116,7 @@ def test_ctrl_c(recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     use(monkeypatch, engine)
     result = run_bench(recipe, "--store", tmp_path / "runs.db")
     assert result.exit_code == 130
-    assert "the same command goes on from there" in result.output
+    assert "the same command continues" in result.output
     assert engine.closed
 
 
@@ -133,46 +131,54 @@ def test_a_dry_run_writes_nothing(recipe: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("arguments", "word"),
     [
-        (["--engine", "slurm"], "--engine is local or ray, got 'slurm'"),
-        (["--data", "/nowhere"], "--data: there is no folder /nowhere"),
-        (["--checkpoints", "/nowhere"], "--checkpoints: there is no folder /nowhere"),
-        (["--seeds", "1,x"], "--seeds takes different whole numbers"),
-        (["--seeds", "1,1"], "--seeds takes different whole numbers"),
-        (["--device", "toaster"], "no device is called 'toaster'"),
-        (["--address", "auto"], "--address goes with --engine ray"),
+        (["--engine", "slurm"], "slurm"),
+        (["--data", "/nowhere"], "/nowhere"),
+        (["--checkpoints", "/nowhere"], "/nowhere"),
+        (["--seeds", "1,x"], "--seeds"),
+        (["--seeds", "1,1"], "--seeds"),
+        (["--device", "toaster"], "toaster"),
+        (["--address", "auto"], "--engine ray"),
         (["--engine", "ray", "--gpus", "1.5"], "share of a GPU"),
-        (["--gpus", "0"], "share of a GPU above 0"),
-        (["another.toml"], "no recipe at another.toml"),
-        (["small.toml"], "two recipes are called small"),
+        (["--gpus", "0"], "share of a GPU"),
+        (["--only", "tnet"], "tent"),
+        (["another.toml"], "another.toml"),
+        (["small.toml"], "two recipes"),
     ],
 )
-def test_what_cannot_be_used_is_said_before_any_work(
-    recipe: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], message: str
+def test_bad_options_are_refused_before_any_work(
+    recipe: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], word: str
 ) -> None:
     monkeypatch.chdir(recipe.parent)
-    result = run_bench(recipe, "--store", "runs.db", *arguments)
-    assert isinstance(result.exception, ValueError | OSError)
-    assert message in str(result.exception)
+    assert word in refuse_cli("bench", recipe, "--store", "runs.db", *arguments)
     assert list(recipe.parent.iterdir()) == [recipe]
 
 
 @pytest.mark.parametrize("change", [("digits-plain", "nowhere"), ("gaussian_noise", "gausian_noise")])
 def test_a_recipe_that_cannot_be_run_is_refused_before_any_work(
-    recipe: Path, change: tuple[str, str]
+    recipe: Path, monkeypatch: pytest.MonkeyPatch, change: tuple[str, str]
 ) -> None:
+    use(monkeypatch, PlainEngine(execute))
     recipe.write_text(SMALL.replace(*change))
-    result = run_bench(recipe, "--store", recipe.parent / "runs.db", "--jobs", 1)
-    assert isinstance(result.exception, ValueError | OSError)
-    assert change[1] in str(result.exception)
+    assert change[1] in refuse_cli("bench", recipe, "--store", recipe.parent / "runs.db")
     assert list(recipe.parent.iterdir()) == [recipe]
 
 
-def test_a_store_below_a_file_is_refused_with_what_to_do(recipe: Path) -> None:
-    result = run_bench(recipe, "--store", recipe / "runs.db", "--jobs", 1)
-    assert isinstance(result.exception, ValueError)
-    assert "its folder cannot be made" in str(result.exception)
+def test_a_store_below_a_file_is_refused(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    use(monkeypatch, PlainEngine(execute))
+    assert "folder cannot be created" in refuse_cli("bench", recipe, "--store", recipe / "runs.db")
+
+
+def test_a_method_of_the_user(recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The module lies in the current folder, and the workers of the local engine find it too."""
+    enter_folder(tmp_path, monkeypatch)
+    recipe.write_text(SMALL.replace('["bn", "tent"]', f'["source", "{write_method(tmp_path)}"]'))
+    result = run_bench(recipe, "--store", "runs.db", "--jobs", 1)
+    assert result.exit_code == 0, result.output
+    with Store(Path("runs.db"), readonly=True) as store:
+        source, own = store.load(store.done()).values()
+    assert source.totals == own.totals
 
 
 # Real processes.
@@ -228,20 +234,18 @@ def count_done(text: str) -> int:
 
 
 @pytest.mark.slow
-def test_it_goes_on_after_ctrl_c_and_kill_and_two_can_share_the_work(recipe: Path, tmp_path: Path) -> None:
+def test_it_continues_after_ctrl_c_and_kill_and_two_can_share_the_work(recipe: Path, tmp_path: Path) -> None:
     path = tmp_path / "runs.db"
-    stopped = Command(recipe, path)
+    stopped, killed = (Command(recipe, path) for _ in range(2))
     assert len(stopped.wait_for_a_run()) >= 2  # driver and worker
     os.killpg(stopped.process.pid, signal.SIGINT)
-    code, text = stopped.end()
-    assert code == 130
-    assert "the same command goes on from there" in text
-    assert "Traceback" not in text
-    assert stopped.leftovers() == []
-
-    killed = Command(recipe, path)
     killed.wait_for_a_run()
     os.kill(killed.process.pid, signal.SIGKILL)
+    code, text = stopped.end()
+    assert code == 130
+    assert "the same command continues" in text
+    assert "Traceback" not in text
+    assert stopped.leftovers() == []
     killed.end()
     assert killed.leftovers() == []  # its worker has noticed
 

@@ -1,4 +1,4 @@
-"""`python -m ttvd` is the command `ttvd`, where it is not on the path."""
+"""Lets ``python -m ttvd`` run the command line."""
 
 from ttvd.cli import main
 

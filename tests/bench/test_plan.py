@@ -10,7 +10,7 @@ from ttvd.bench.plan import plan
 from ttvd.bench.recipe import list_entries, parse_recipe
 from ttvd.bench.resources import Resources
 from ttvd.bench.spec import Member, WorkerConfig
-from ttvd.cli.bench import _read as apply_flags
+from ttvd.cli.bench import read_recipes as apply_flags
 from ttvd.data.corruptions import EXTRA
 
 BASE = """

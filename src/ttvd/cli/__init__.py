@@ -1,6 +1,6 @@
-"""The command line: the only room that prints and decides exit codes.
+"""The command line: parses arguments, calls the public functions of the other packages, and prints.
 
-Nothing here imports torch at the top: ``ttvd --help`` must answer at once.
+No module here imports torch at its top, so that ``ttvd --help`` answers at once.
 """
 
 from ttvd.cli.main import main as main

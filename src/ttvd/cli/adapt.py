@@ -1,208 +1,205 @@
-"""``ttvd adapt``: the deployer's command, from a folder of images to a file of predictions."""
+"""``ttvd adapt``: from a folder of images to a file of predictions."""
 
-import signal
-from collections.abc import Iterator
+from __future__ import annotations
+
+import math
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Literal, Self
 
 import typer
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ttvd.deploy.inputs import Batch, Inputs
-    from ttvd.deploy.job import PredictionFile, Summary
-    from ttvd.deploy.states import Place, StateFile
-    from ttvd.methods import Adapter
+    from ttvd.deploy import BatchResult, Inputs, StreamSummary
+    from ttvd.methods import Method
     from ttvd.zoo.catalog import Source
-
-SAVE_EVERY = 100  # batches between two saved states
 
 
 def adapt(
-    source: Path = typer.Argument(help="A folder of pictures, an .npy array, or a .txt list of files."),
+    source: Path = typer.Argument(help="Folder of pictures, .npy array, or .txt list of files."),
     model: str = typer.Option(
-        help="Zoo name, checkpoint file, or package.module:function that returns a model."
+        help="Name of a checkpoint, checkpoint file, or package.module:function that returns a model."
     ),
     out: Path = typer.Option(help="File for the predictions, .csv or .parquet."),
+    overwrite: bool = typer.Option(False, "--overwrite", help="Replace output files that exist."),
     weights: Path | None = typer.Option(None, help="Safetensors weights for package.module:function."),
-    sites: Path | None = typer.Option(None, help="The model's sites; those of a checkpoint lie beside it."),
-    method: str = typer.Option("ttvd", help="See `ttvd methods`."),
-    set_: list[str] = typer.Option([], "--set", help="Parameter of the method, NAME=VALUE; repeat for more."),
+    sites: Path | None = typer.Option(
+        None, help="Sites of the model; default: the file beside its checkpoint."
+    ),
+    method: str = typer.Option("ttvd", help="Name of a method (see `ttvd methods`) or package.module:Class."),
+    param: list[str] = typer.Option([], help="Parameter of the method, NAME=VALUE; can be repeated."),
     views: int = typer.Option(
-        1, help="Views to aggregate around a method that knows nothing of views: 1, 2 or 4."
+        1, help="Number of views (1, 2 or 4) that are aggregated for a method that does not do so itself."
     ),
-    classes: Path | None = typer.Option(None, help="Names of the classes, one a line, for a column more."),
-    batch_size: int = typer.Option(64, min=1, help="Images that are predicted and adapted to together."),
-    resize: int | None = typer.Option(None, min=1, help="Shorter side of pictures before cropping."),
-    crop: int | None = typer.Option(None, min=1, help="Side of the square cut from the centre of pictures."),
-    interpolation: str = typer.Option("bilinear", help="Of the resizing: bilinear or bicubic."),
-    gray: bool = typer.Option(False, help="Turn pictures into one channel."),
+    classes: Path | None = typer.Option(
+        None, help="Text file with the name of a class on each line; adds a column."
+    ),
+    batch_size: int = typer.Option(
+        64, min=1, help="Number of images that are predicted and adapted to together."
+    ),
+    size: int | None = typer.Option(
+        None, min=1, help="Resize pictures to this size; short for --resize and --crop."
+    ),
+    resize: int | None = typer.Option(
+        None, min=1, help="Resize the shorter side of pictures to this length."
+    ),
+    crop: int | None = typer.Option(None, min=1, help="Then cut a square of this side from the centre."),
+    interpolation: Literal["bilinear", "bicubic"] = typer.Option(
+        "bilinear", help="Interpolation of --resize."
+    ),
+    gray: bool = typer.Option(False, "--gray", help="Convert pictures to one channel."),
     state: Path | None = typer.Option(None, help="Begin with this state."),
-    save_state: Path | None = typer.Option(None, help="Save the state here, on the way and at the end."),
-    resume: bool = typer.Option(
-        False, help="Go on with a run that was cut off, from the state that it saved."
+    save_state: Path | None = typer.Option(
+        None, help="Save the state to this file, on the way and at the end."
     ),
-    unreadable: str = typer.Option("stop", help="What to do with images that cannot be used: stop or skip."),
-    device: str = typer.Option("cpu", help="Where to compute, e.g. cuda."),
+    resume: bool = typer.Option(
+        False, "--resume", help="Continue an interrupted run from the state in --save-state."
+    ),
+    unreadable: Literal["stop", "skip"] = typer.Option(
+        "stop", help="What to do with images that cannot be used."
+    ),
+    device: str = typer.Option("cpu", help="Device to compute on, for example cuda."),
 ) -> None:
-    """Predict a stream of images in order, adapting on the way.
+    """Predict a stream of images in order and adapt on the way.
 
-    Confidences are the softmax of what the method returns; those of ttvd and its stages are calibrated on source data.
+    Confidences are the softmax of the logits that the method returns. Those of ttvd and of its ablations are
+    calibrated on source data.
     """
     from rich.console import Console
 
-    from ttvd.cli.needs import check_device, parse_settings, require
-    from ttvd.deploy import job
-    from ttvd.deploy.inputs import iterate_batches, open_inputs
-    from ttvd.deploy.states import Place, StateFile
+    from ttvd.cli.arguments import add_current_folder, check_device, parse_parameters
+    from ttvd.cli.extras import require
+    from ttvd.data.loading import describe_skipped
+    from ttvd.deploy import StateFile, adapt_stream, open_inputs
+    from ttvd.deploy.states import identify
     from ttvd.methods import create, find_method
     from ttvd.methods.registry import prepare_model
     from ttvd.zoo.catalog import load_source
 
-    if interpolation not in ("bilinear", "bicubic"):
-        raise ValueError(f"--interpolation must be bilinear or bicubic, got {interpolation!r}")
-    if unreadable not in ("stop", "skip"):
-        raise ValueError(f"--unreadable must be stop or skip, got {unreadable!r}")
     if resume and (save_state is None or state is not None):
         raise ValueError(
-            "--resume goes with --save-state FILE, the state that was saved on the way, and no --state"
+            "--resume needs --save-state FILE, the state that the run saved, and excludes --state"
         )
+    if save_state is not None and save_state.is_file() and not (resume or overwrite or save_state == state):
+        raise FileExistsError(
+            f"{save_state} exists; continue its run with --resume, or replace it with --overwrite"
+        )
+    if size is not None and (resize is not None or crop is not None):
+        raise ValueError("--size excludes --resize and --crop")
     if source.suffix != ".npy":
         require("PIL", "images")
-    chosen, console = find_method(method), Console(stderr=True)
-    found = load_source(model, weights, sites)
-    _check_needs(chosen.name, chosen.needs, found)
-    parameters = parse_settings(set_, chosen.parameters())
+    if out.suffix == ".parquet":
+        require("pyarrow", "parquet")
+    add_current_folder()
+    chosen, found = find_method(method), load_source(model, weights, sites)
+    _check_needs(chosen, found)
+    parameters = parse_parameters(param, chosen)
     seen = prepare_model(found, chosen, views).to(check_device(device))
     adapter = create(method, seen, sites=found.sites, **parameters)
-    inputs = open_inputs(source, resize=resize, crop=crop, interpolation=interpolation, gray=gray)  # type: ignore[arg-type]
+    resize, crop = resize or size, crop or size
+    inputs = open_inputs(source, resize=resize, crop=crop, interpolation=interpolation, gray=gray)
+    # The preparation changes what the model sees, so a run is resumed with the same one only.
     prepared = f"resize {resize}, crop {crop}, {interpolation}, {'gray' if gray else 'colours'}"
-    stream = {"input": inputs.identity, "batch size": str(batch_size), "preparation": prepared}
-    place = Place()
-    if state is not None or resume:
-        path = state or save_state
-        assert path is not None
-        place = StateFile(path, seen, method, parameters, stream).load(adapter, resume=resume)
-    names = None if classes is None else classes.read_text(encoding="utf-8").splitlines()
-    keeper = None if save_state is None else StateFile(save_state, seen, method, parameters, stream)
-    start, summary = adapter.snapshot(), job.Summary()
-    batches = iterate_batches(inputs, batch_size, on_unreadable=unreadable, start=place.position)  # type: ignore[arg-type]
-    with job.PredictionFile(out, classes=names, rows=place.rows if resume else None) as file:
-        tracked = _track(batches, inputs, place.position, console)
-        _stream(adapter, tracked, inputs, file, summary, keeper, place)
-    summary.moved = job.measure_move(adapter, start)
-    _report(summary, out, file.rows, console)
-    if file.rows == 0:
+    inputs = replace(inputs, identity=f"{inputs.identity}, {prepared}")
+    console = Console(stderr=True, markup=False, emoji=False, highlight=False)
+    if inputs.skipped:
+        console.print(describe_skipped(inputs.skipped), style="yellow", soft_wrap=True)
+    _check_size(inputs, found)
+    identity = identify(method, parameters, seen)
+    if state is not None:
+        StateFile(state, identity).load(adapter)
+    with _Progress(console, len(inputs), out, can_resume=save_state is not None) as progress:
+        summary = adapt_stream(
+            adapter,
+            inputs,
+            out=out,
+            classes=None if classes is None else classes.read_text(encoding="utf-8").splitlines(),
+            batch_size=batch_size,
+            on_unreadable=unreadable,
+            state=None if save_state is None else StateFile(save_state, identity),
+            resume=resume,
+            overwrite=overwrite,
+            callbacks=[progress.show],
+        )
+    _print_summary(summary, out, console)
+    if summary.rows == 0:
         raise typer.Exit(1)
 
 
-def _check_needs(method: str, needs: frozenset[str], found: "Source") -> None:
-    """What the method needs besides the model, in the words of the command line."""
-    if "sites" in needs and found.sites is None:
-        raise ValueError(f"{method} needs the sites of the model: --sites FILE, made by ttvd.estimate_sites")
-    if more := needs & {"features", "fisher"}:
+def _check_needs(method: Method, source: Source) -> None:
+    """Refuse a method that needs more than the command line can give."""
+    if "sites" in method.needs and source.sites is None:
         raise ValueError(
-            f"{method} needs {', '.join(more)} of the source data: use it from Python, ttvd.create"
+            f"{method.name} needs the sites of the model: --sites FILE, made by ttvd.estimate_sites"
+        )
+    if missing := sorted(method.needs & {"features", "fisher"}):
+        raise ValueError(
+            f"{method.name} needs {', '.join(missing)} of the source data: use ttvd.create in Python"
         )
 
 
-def _stream(
-    adapter: "Adapter",
-    batches: Iterator["Batch"],
-    inputs: "Inputs",
-    file: "PredictionFile",
-    summary: "Summary",
-    keeper: "StateFile | None",
-    place: "Place",
-) -> None:
-    """All batches, with the state saved at the start (an unwritable path must show now), on the way and at the end.
-
-    A batch that is cut off may have changed the adapter in part. So an interruption waits for its end; where it does
-    not, or the batch fails, the state that was saved before stays.
-    """
-    from ttvd.deploy.job import adapt_batch
-    from ttvd.deploy.states import Place
-
-    whole = True
-
-    def save() -> None:
-        if keeper is not None:
-            keeper.save(adapter, place)
-
-    with _Patience() as patience:
+def _check_size(inputs: Inputs, source: Source) -> None:
+    """Refuse images of another shape than the card of the model says. The first readable image counts."""
+    expected = None if source.card is None else source.card.input_shape
+    for position in range(min(len(inputs), 64)) if expected is not None else ():
         try:
-            for number, batch in enumerate(batches):
-                if number == 0:
-                    save()
-                whole = False
-                adapt_batch(adapter, batch, inputs, file, summary)
-                place, whole = Place(batch.stop, file.rows), True
-                if patience.asked:
-                    raise KeyboardInterrupt
-                if number % SAVE_EVERY == SAVE_EVERY - 1:
-                    save()
-        except BaseException:
-            if whole:
-                save()
-            if file.rows:
-                hint = "" if keeper is None else " --resume goes on."
-                typer.echo(f"ttvd: stopped; {file.rows} rows are in {file.partial}.{hint}", err=True)
-            raise
-        save()
+            shape = tuple(inputs.read(position).shape)
+        except (ValueError, OSError):
+            continue  # the stream says what is wrong with this image
+        if shape != expected:
+            raise ValueError(
+                f"the model takes images of shape (c, h, w) = {expected}, {inputs.names[position]} has {shape}; "
+                "--size resizes pictures, --gray makes one channel (ttvd.deploy.adapt_stream takes any size)"
+            )
+        return
 
 
-class _Patience:
-    """Takes Ctrl-C and SIGTERM: the first one is noted, for the end of the batch; the second one interrupts at once.
+class _Progress:
+    """A progress bar, and a message about the rows that are kept if the stream is interrupted."""
 
-    Attributes:
-        asked: Whether somebody wants an end.
-    """
+    def __init__(self, console: Console, total: int, out: Path, *, can_resume: bool) -> None:
+        from rich.progress import Progress
 
-    asked = False
+        self._bars = Progress(console=console)
+        self._bar = self._bars.add_task("Adapting", total=total)
+        self._out, self._can_resume = out, can_resume
+        self._rows = 0
 
     def __enter__(self) -> Self:
-        self._before = {
-            number: signal.signal(number, self._note) for number in (signal.SIGINT, signal.SIGTERM)
-        }
+        self._bars.start()
         return self
 
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        from ttvd.deploy.predictions import partial_path
 
-    def _note(self, *_: object) -> None:
-        if self.asked:
-            raise KeyboardInterrupt
-        self.asked = True
+        self._bars.stop()
+        if kind is not None and self._rows:
+            hint = " --resume continues." if self._can_resume else ""
+            typer.echo(f"ttvd: stopped; {self._rows} rows are in {partial_path(self._out)}.{hint}", err=True)
 
-
-def _track(batches: Any, inputs: "Inputs", start: int, console: "Console") -> Iterator["Batch"]:
-    from rich.progress import Progress
-
-    with Progress(console=console) as bars:
-        bar = bars.add_task("Adapting", total=len(inputs), completed=start)
-        for batch in batches:
-            yield batch
-            bars.update(bar, completed=batch.stop)
+    def show(self, result: BatchResult) -> None:
+        self._rows = result.position.rows
+        self._bars.update(self._bar, completed=result.position.images)
 
 
-def _report(summary: "Summary", out: Path, rows: int, console: "Console") -> None:
+def _print_summary(summary: StreamSummary, out: Path, console: Console) -> None:
     from rich.table import Table
 
     table = Table("part of the stream", "entropy / ln k", "kept %", box=None)
-    size = max(1, -(-len(summary.kept) // 5))
-    for first in range(0, len(summary.kept), size):
-        part = slice(first, first + size)
-        entropies, kept = summary.entropies[part], summary.kept[part]
-        last = min(first + size, len(summary.kept))
-        means = (sum(entropies) / len(entropies), 100 * sum(kept) / len(kept))
-        table.add_row(f"batches {first + 1}-{last}", f"{means[0]:.3f}", f"{means[1]:.0f}")
+    batches = len(summary.kept)
+    for first in range(0, batches, step := max(1, math.ceil(batches / 5))):
+        last = min(first + step, batches)
+        entropy = sum(summary.entropies[first:last]) / (last - first)
+        kept = sum(summary.kept[first:last]) / (last - first)
+        table.add_row(f"batches {first + 1}-{last}", f"{entropy:.3f}", f"{100 * kept:.0f}")
     console.print(table)
     counts = ", ".join(f"{label}: {count}" for label, count in sorted(summary.histogram.items()))
-    console.print(f"predictions by class: {counts}", highlight=False)
-    console.print(f"parameters moved by {100 * summary.moved:.2f} % of their length", highlight=False)
+    console.print(f"predictions by class: {counts}")
+    console.print(f"parameters moved by {100 * summary.moved:.2f} % of their norm")
     for name, reason in summary.unreadable[:10]:
-        console.print(f"left out: {name}: {reason}", highlight=False, style="yellow")
-    earlier = f" ({rows - summary.images} of them from before)" if rows > summary.images else ""
-    console.print(f"{rows} predictions in {out}{earlier}, {len(summary.unreadable)} images left out")
+        console.print(f"left out: {name}: {reason}", style="yellow")
+    earlier = summary.rows - summary.images
+    note = f" ({earlier} of them from before)" if earlier else ""
+    console.print(f"{summary.rows} predictions in {out}{note}, {len(summary.unreadable)} images left out")

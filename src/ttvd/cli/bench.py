@@ -1,7 +1,9 @@
-"""``ttvd bench``: the runs of recipes, on this machine or on a cluster, into a store."""
+"""``ttvd bench``: run recipes on this machine or on a cluster and keep the results in a store."""
+
+from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import typer
 
@@ -14,88 +16,92 @@ if TYPE_CHECKING:
     from ttvd.bench.spec import Spec, WorkerConfig
     from ttvd.bench.store import Store
 
-_MOST_COLUMNS = 6  # of single domains in the table of a recipe; the page shows all
+_MAX_COLUMNS = 6  # more domains than this are averaged in the table of a recipe; the report shows each
 
 
 def bench(
     recipes: list[Path] = typer.Argument(help="Recipes, TOML files."),
-    store: Path = typer.Option(
-        Path("out/bench.db"), help="File that keeps the runs; made if it is not there."
-    ),
-    data: Path | None = typer.Option(None, help="Folder of data sets, as for `ttvd data get --root`."),
+    store: Path = typer.Option(Path("out/bench.db"), help="File for the runs; created if it does not exist."),
+    data: Path | None = typer.Option(None, help="Folder of data sets, as in `ttvd data get --root`."),
     checkpoints: Path | None = typer.Option(
-        None, help="Folder of source models; the package's own if not given."
+        None, help="Folder of source models; default: those of the package."
     ),
     device: str = typer.Option("cpu", help="cpu, cuda (all GPUs in turn) or cuda:N."),
-    engine: str = typer.Option("local", help="Who does the runs: local (processes here) or ray."),
-    jobs: int | None = typer.Option(
-        None, min=1, help="Runs at the same time; one for each core or GPU if not given."
+    engine: Literal["local", "ray"] = typer.Option(
+        "local", help="What executes the runs: processes on this machine, or Ray."
     ),
-    threads: int = typer.Option(1, min=1, help="Threads of a run on a CPU."),
+    jobs: int | None = typer.Option(
+        None, min=1, help="Number of runs at the same time; default: one for each core or GPU."
+    ),
+    threads: int = typer.Option(1, min=1, help="Number of threads of a run on a CPU."),
     compiled: bool = typer.Option(
         False,
         "--compile",
-        help="Fuse steps by torch.compile, once for each setting and size of batch: for long streams on a GPU.",
+        help="Compile the steps with torch.compile, once for each setting and batch size; for long streams on a GPU.",
     ),
     address: str | None = typer.Option(
-        None, help="With ray: a cluster, auto or HOST:6379; one here if not given."
+        None, help="With ray: address of a cluster, auto or HOST:6379; default: start one here."
     ),
-    gpus: float = typer.Option(1.0, help="With ray and cuda: share of a GPU for each run, e.g. 0.25."),
-    limit: int | None = typer.Option(None, min=1, help="Use only so many images of each set, for a trial."),
-    seeds: str | None = typer.Option(None, help="Instead of the recipe's: 0,1,2"),
-    only: list[str] | None = typer.Option(None, help="Only the line of this label; repeat for more."),
+    gpus: float = typer.Option(1.0, help="With ray and cuda: share of a GPU for each run, for example 0.25."),
+    limit: int | None = typer.Option(
+        None, min=1, help="Use only this number of images of each set, for a trial."
+    ),
+    seeds: str | None = typer.Option(
+        None, help="Use these seeds in place of the recipe's, for example 0,1,2."
+    ),
+    only: list[str] | None = typer.Option(None, help="Only the line with this label; can be repeated."),
     dry_run: bool = typer.Option(
-        False, "--dry-run", help="Check everything, show what would be done, and stop."
+        False, "--dry-run", help="Check everything, print what would be done, and stop."
     ),
 ) -> None:
-    """Do all runs of recipes that the store does not have.
+    """Execute all runs of recipes that are not in the store yet.
 
-    Killed at any moment and started again, it goes on where it was. Exit codes: 0 all runs are done, 1 some have
-    failed, 2 the input cannot be used, 130 interrupted.
+    If it is interrupted or killed, the same command continues where it stopped. Recipes can name methods and models
+    of modules in the current folder, as package.module:Name.
     """
-    from rich.console import Console
-
     from ttvd.bench.grid import make_plans
+    from ttvd.cli.arguments import add_current_folder, make_console
     from ttvd.interrupts import raise_interrupts
 
-    console = Console()
-    if not console.is_terminal:
-        console.width = max(console.width, 200)  # for a pipe or a file nothing need be cut off
+    console = make_console()
     if gpus <= 0:
-        raise ValueError(f"--gpus is a share of a GPU above 0, e.g. 0.25; got {gpus:g}")
+        raise ValueError(f"--gpus must be a share of a GPU above 0, for example 0.25; got {gpus:g}")
     if address is not None and engine != "ray":
-        raise ValueError("--address goes with --engine ray")
-    found = _read(recipes, limit, seeds, only)
-    setting = _make_setting(data, checkpoints, device, threads, engine, compiled)
+        raise ValueError("--address needs --engine ray")
+    add_current_folder()
+    found = read_recipes(recipes, limit, seeds, only)
+    config = _make_config(data, checkpoints, device, threads, engine, compiled)
     try:
         with raise_interrupts():
             if dry_run:
-                _show_plans(make_plans(found, setting)[0], store, console)
+                _print_plans(make_plans(found, config)[0], store, console)
                 return
-            chosen = _make_engine(engine, jobs, setting, address, gpus)
-            failed = _run(found, store, chosen, setting, console)
+            failed = _run(found, store, _make_engine(engine, jobs, config, address, gpus), config, console)
     except KeyboardInterrupt:
-        text = (
-            f"Interrupted. All runs that were finished are in {store}; the same command goes on from there."
-        )
+        text = f"Interrupted. All finished runs are in {store}; the same command continues from there."
         console.print(text, soft_wrap=True, highlight=False, markup=False)
         raise typer.Exit(130) from None
     if failed:
         raise typer.Exit(1)
 
 
-def _read(
-    paths: list[Path], limit: int | None, seeds: str | None, only: list[str] | None = None
-) -> "list[Recipe]":
-    """The recipes with what the command line changes of them."""
+def read_recipes(
+    paths: list[Path], limit: int | None = None, seeds: str | None = None, only: list[str] | None = None
+) -> list[Recipe]:
+    """Read recipes and apply the options of the command line to them.
+
+    Args:
+        paths: TOML files with different names.
+        limit: Number of images of each set.
+        seeds: Seeds in place of those of the recipes, separated by commas.
+        only: Labels of the lines to keep.
+    """
     from ttvd.bench.recipe import cut_limit, cut_lines, cut_seeds, read_recipe
 
     recipes = [read_recipe(path) for path in paths]
     names = [recipe.name for recipe in recipes]
     if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise ValueError(
-            f"two recipes are called {twice[0]}: the store tells them apart by their file's name"
-        )
+        raise ValueError(f"two recipes are called {twice[0]}; the store needs different file names")
     if limit is not None:
         recipes = [cut_limit(recipe, limit) for recipe in recipes]
     if seeds is not None:
@@ -105,38 +111,34 @@ def _read(
 
 
 def _parse_seeds(text: str) -> tuple[int, ...]:
-    try:
-        numbers = tuple(int(part) for part in text.split(","))
-    except ValueError:
-        numbers = (-1,)
-    if min(numbers) < 0 or len(set(numbers)) < len(numbers):
-        raise ValueError(f"--seeds takes different whole numbers from 0 on, e.g. 0,1,2; got {text!r}")
-    return numbers
+    parts = text.split(",")
+    if not all(part.strip().isdecimal() for part in parts) or len({int(part) for part in parts}) < len(parts):
+        raise ValueError(f"--seeds takes different whole numbers from 0 on, for example 0,1,2; got {text!r}")
+    return tuple(map(int, parts))
 
 
-def _make_setting(
+def _make_config(
     data: Path | None, checkpoints: Path | None, device: str, threads: int, engine: str, compiled: bool
-) -> "WorkerConfig":
+) -> WorkerConfig:
     from ttvd.bench.spec import WorkerConfig
-    from ttvd.cli.needs import check_device, require
+    from ttvd.cli.arguments import check_device
+    from ttvd.cli.extras import require
 
-    if engine not in ("local", "ray"):
-        raise ValueError(f"--engine is local or ray, got {engine!r}")
     for name, folder in (("--data", data), ("--checkpoints", checkpoints)):
         if folder is not None and not folder.is_dir():
             raise NotADirectoryError(f"{name}: there is no folder {folder}")
     if engine == "ray":
-        require("ray", "ray")  # its nodes have the GPUs, not necessarily this one
+        require("ray", "ray")  # the GPUs are those of its nodes, not necessarily of this machine
     else:
         check_device(device)
-    # Absolute, since workers of a cluster have another working directory.
+    # Absolute, because workers of a cluster have another working directory.
     folders = data and data.resolve(), checkpoints and checkpoints.resolve()
     return WorkerConfig(*folders, device, threads, compiled)
 
 
 def _make_engine(
-    engine: str, jobs: int | None, setting: "WorkerConfig", address: str | None, gpus: float
-) -> "Engine":
+    engine: str, jobs: int | None, config: WorkerConfig, address: str | None, gpus: float
+) -> Engine:
     import os
 
     import torch
@@ -146,38 +148,34 @@ def _make_engine(
 
     if engine == "ray":
         return RayEngine(address, jobs, gpus)
-    if setting.device == "cuda":
+    devices = [config.device]
+    if config.device == "cuda":
         devices = [f"cuda:{number}" for number in range(torch.cuda.device_count())]
-    else:
-        devices = [setting.device]
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    most = max(1, cores // setting.threads) if setting.device == "cpu" else len(devices)
+    most = max(1, cores // config.threads) if config.device == "cpu" else len(devices)
     return LocalEngine(jobs or most, devices)
 
 
-def _run(
-    recipes: "list[Recipe]", path: Path, engine: "Engine", setting: "WorkerConfig", console: "Console"
-) -> bool:
-    """Do the runs and say what came out; whether some have failed."""
+def _run(recipes: list[Recipe], path: Path, engine: Engine, config: WorkerConfig, console: Console) -> bool:
+    """Execute the runs and print the results; return whether some have failed."""
     from contextlib import closing
 
     from ttvd.bench.grid import make_plans, run_plans
     from ttvd.bench.store import Store
-    from ttvd.cli.bench_watch import Bars, Lines
+    from ttvd.cli.bench_progress import ProgressBars, ProgressLines
 
     with closing(engine):
-        engine.start()  # workers load their libraries while the plan is made
-        plans, shared = make_plans(recipes, setting)
+        engine.start()  # workers import their libraries while the plan is made
+        plans, shared = make_plans(recipes, config)
         _make_folder(path)
         with Store(path) as store:
-            with Bars(console) if console.is_terminal else Lines(console) as watch:
-                outcome = run_plans(plans, store, engine, setting, shared=shared, watch=watch)
-            lost = [text for recipe in recipes for text in _make_figures(recipe, store, setting, console)]
+            with ProgressBars(console) if console.is_terminal else ProgressLines(console) as progress:
+                outcome = run_plans(plans, store, engine, config, shared=shared, watch=progress)
+            lost = [text for recipe in recipes for text in _make_figures(recipe, store, config, console)]
             for recipe in recipes:
-                _show_study(store, recipe.name, console)
+                _print_study(store, recipe.name, console)
     specs = {member.spec.key: member.spec for _, members in plans for member in members}
-    _conclude(outcome, specs, path, console)
-    for text in lost:
+    for text in (*_describe_outcome(outcome, specs, path), *lost):
         console.print(text, soft_wrap=True, highlight=False, markup=False)
     return bool(outcome.failed or lost)
 
@@ -187,29 +185,30 @@ def _make_folder(path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ValueError(
-            f"--store {path}: its folder cannot be made ({error}); give a path in a folder that can be written"
+            f"--store {path}: its folder cannot be created ({error}); use a folder that can be written to"
         ) from error
 
 
-def _make_figures(recipe: "Recipe", store: "Store", setting: "WorkerConfig", console: "Console") -> list[str]:
-    """Make the figures of a recipe that the store does not have; what went wrong, with the traceback."""
+def _make_figures(recipe: Recipe, store: Store, config: WorkerConfig, console: Console) -> list[str]:
+    """Make the figures of a recipe that are not in the store yet; return the errors with their tracebacks."""
     from dataclasses import replace
 
     import torch
+    from rich.text import Text
 
     from ttvd.bench.figures import make_figures
     from ttvd.bench.resources import Resources
 
     if not recipe.figures:
         return []
-    if not torch.cuda.is_available():  # it is the nodes of a cluster that have the GPUs
-        setting = replace(setting, device="cpu")
+    if not torch.cuda.is_available():  # the GPUs are those of the nodes of a cluster
+        config = replace(config, device="cpu")
     with console.status("Making figures") as status:
         made = make_figures(
             recipe,
-            Resources(setting),
+            Resources(config),
             store,
-            lambda name: status.update(f"Making figure {name} of {recipe.name}"),
+            lambda name: status.update(Text(f"Making figure {name} of {recipe.name}")),
         )
     return [
         f"  failed: figure {name} of {recipe.name}: {text.strip().splitlines()[-1]}\n{text}"
@@ -217,25 +216,23 @@ def _make_figures(recipe: "Recipe", store: "Store", setting: "WorkerConfig", con
     ]
 
 
-def _conclude(outcome: "Outcome", specs: "dict[str, Spec]", path: Path, console: "Console") -> None:
-    from ttvd.cli.bench_watch import count_runs, describe
-
-    def say(text: str) -> None:
-        console.print(text, soft_wrap=True, highlight=False, markup=False)
+def _describe_outcome(outcome: Outcome, specs: dict[str, Spec], path: Path) -> list[str]:
+    """Return the closing lines: how many runs were executed, which have failed, and what to do next."""
+    from ttvd.cli.bench_progress import count_runs, describe
 
     words = [f"{count_runs(outcome.done)} done"]
     words += [f"{outcome.elsewhere} done by another process"] if outcome.elsewhere else []
     words += [f"{outcome.skipped} were there before"] if outcome.skipped else []
     words += [f"{len(outcome.failed)} failed"] if outcome.failed else []
-    say(", ".join(words) + f". The store: {path}")
+    lines = [f"{', '.join(words)}. The store: {path}"]
     for key, text in outcome.failed.items():
-        say(f"  failed: {describe(specs[key])}: {text.strip().splitlines()[-1]}")
-        say(f"          ttvd runs {path} {key[:8]}")
-    say(f"Next: ttvd report {path}")
+        lines.append(f"  failed: {describe(specs[key])}: {text.strip().splitlines()[-1]}")
+        lines.append(f"          ttvd runs {path} {key[:8]}")
+    return [*lines, f"Next: ttvd report {path}"]
 
 
-def _show_study(store: "Store", name: str, console: "Console") -> None:
-    """Error and calibration error of each line of a recipe."""
+def _print_study(store: Store, name: str, console: Console) -> None:
+    """Print error and calibration error of each line of a recipe."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -244,7 +241,7 @@ def _show_study(store: "Store", name: str, console: "Console") -> None:
 
     found = study(store, name)
     columns = found.columns
-    single = [[column] for column in columns] if 1 < len(columns) <= _MOST_COLUMNS else []
+    single = [[column] for column in columns] if 1 < len(columns) <= _MAX_COLUMNS else []
     heads = [column.label for group in single for column in group] + ["error %", "ECE %"]
     table = Table(title=Text(found.recipe.title), box=box.SIMPLE_HEAD, pad_edge=False)
     chosen = any(line.tried > 1 or line.rule == "oracle" for line in found.lines)
@@ -262,8 +259,8 @@ def _show_study(store: "Store", name: str, console: "Console") -> None:
     console.print(table)
 
 
-def _show_plans(plans: "list[Plan]", path: Path, console: "Console") -> None:
-    """What would be done, without doing or writing anything."""
+def _print_plans(plans: list[Plan], path: Path, console: Console) -> None:
+    """Print what would be done; nothing is executed or written."""
     from collections import Counter
 
     from rich import box

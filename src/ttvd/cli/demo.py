@@ -26,7 +26,7 @@ def demo(
     """Adapt digit classifiers to corrupted digits; print a table and write a page."""
     from rich.console import Console
 
-    from ttvd.cli.needs import require
+    from ttvd.cli.extras import require
     from ttvd.data.digits import split_digits
     from ttvd.demo.page import compare_rivals, write_page
 

@@ -1,7 +1,4 @@
-"""The entry point: commands, and how their errors reach the user.
-
-Exit codes: 0 done, 1 a check failed, 2 the input cannot be used (the message says what to do), 130 interrupted.
-"""
+"""The entry point ``ttvd``: its commands, and how errors reach the user."""
 
 import os
 import sys
@@ -16,9 +13,16 @@ from ttvd.cli.methods import show_methods
 from ttvd.cli.report import report
 from ttvd.cli.runs import show_runs
 
+EXIT_CODES = (
+    "Exit codes: 0 done; 1 the command ran, but some or all of its work failed (no image was readable, a run failed); "
+    "2 the input or an option cannot be used, the message says why; 130 interrupted. Set TTVD_DEBUG=1 to see the "
+    "traceback of an error."
+)
+
 app = typer.Typer(
     name="ttvd",
     help="Test-time adaptation of classifiers, guided by Voronoi geometry.",
+    epilog=EXIT_CODES,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -35,7 +39,7 @@ app.command("report")(report)
 
 
 @app.callback(invoke_without_command=True)
-def _root(version: bool = typer.Option(False, "--version", help="Show the version and exit.")) -> None:
+def _root(version: bool = typer.Option(False, "--version", help="Print the version and exit.")) -> None:
     if version:
         from importlib.metadata import version as installed
 
@@ -44,7 +48,7 @@ def _root(version: bool = typer.Option(False, "--version", help="Show the versio
 
 
 def main() -> None:
-    """Run the command line; errors that the user can mend come without a traceback (TTVD_DEBUG=1 shows it)."""
+    """Run the command line. Errors that the user can correct are printed without a traceback."""
     try:
         app()
     except (ValueError, TypeError, OSError, ImportError) as error:

@@ -1,4 +1,6 @@
-"""``ttvd runs``: what a store holds, as a list, one by one, or as a file for other programs."""
+"""``ttvd runs``: list the runs of a store, show one, export them, or pack them for version control."""
+
+from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,62 +20,55 @@ COLORS = {"done": "", "failed": "red", "running": "cyan", "missing": "dim"}
 
 
 def show_runs(
-    store: Path = typer.Argument(
-        help="The store, a file that `ttvd bench` made; or packed runs, a .csv file."
-    ),
+    store: Path = typer.Argument(help="Store that `ttvd bench` has written, or packed runs, a .csv file."),
     key: str | None = typer.Argument(None, help="Show this run; the first digits of its key are enough."),
     method: str | None = typer.Option(None, help="Only runs of this method."),
-    domain: str | None = typer.Option(None, help='Only runs on this domain, e.g. "fog 5", fog or clean.'),
+    domain: str | None = typer.Option(
+        None, help='Only runs on this domain, for example "fog 5", fog or clean.'
+    ),
     recipe: str | None = typer.Option(None, help="Only runs that this recipe asks for."),
     seed: int | None = typer.Option(None, help="Only runs with this seed."),
     status: str | None = typer.Option(None, help="Only runs that are done, failed, running or missing."),
     export: Path | None = typer.Option(
-        None, help="Write the runs to this .csv or .parquet file, one a line, instead of listing them."
+        None, help="Write the runs to this .csv or .parquet file, one on each line, instead of listing them."
     ),
-    batches: bool = typer.Option(False, help="With --export: one line for each batch."),
+    batches: bool = typer.Option(False, "--batches", help="With --export: one line for each batch."),
+    overwrite: bool = typer.Option(False, "--overwrite", help="With --export: replace a file that exists."),
     pack: Path | None = typer.Option(
         None,
-        help="Write RECIPE.csv and RECIPE.toml for each recipe (or --recipe) to this folder, to be committed.",
+        help="Write RECIPE.csv and RECIPE.toml for each recipe (or that of --recipe) to this folder, to be committed.",
     ),
     replace: bool = typer.Option(
-        False,
-        help="With --pack: of the runs that are there, keep only those that this store asks for too.",
+        False, "--replace", help="With --pack: drop packed runs that this store does not ask for."
     ),
     unpack: Path | None = typer.Option(
-        None, help="Put the runs of such a .csv file into the store, which is made if it is not there."
+        None, help="Add the runs of such a .csv file to the store, which is created if it does not exist."
     ),
     json_: bool = typer.Option(False, "--json", help="Print JSON."),
 ) -> None:
     """List the runs of a store, show one, export them, or pack them for version control."""
-    from rich.console import Console
-
-    from ttvd.bench.export import check_target, list_runs, select_runs
+    from ttvd.bench.export import list_runs, select_runs
     from ttvd.bench.packed import open_runs
-    from ttvd.cli.needs import require
+    from ttvd.cli.arguments import make_console
 
-    if batches and export is None:
-        raise ValueError("--batches goes with --export FILE")
-    if replace and pack is None:
-        raise ValueError("--replace goes with --pack FOLDER")
-    if batches and store.suffix == ".csv":
-        raise ValueError("packed runs have sums only; --batches needs the store that they were packed from")
+    for name, given, option, target in (
+        ("--batches", batches, "--export FILE", export),
+        ("--overwrite", overwrite, "--export FILE", export),
+        ("--replace", replace, "--pack FOLDER", pack),
+    ):
+        if given and target is None:
+            raise ValueError(f"{name} needs {option}")
     if export is not None:
-        check_target(export)
-        if export.suffix == ".parquet":
-            require("pyarrow", "parquet")
-    console = Console()
-    if not console.is_terminal:
-        console.width = max(console.width, 200)  # for a pipe or a file nothing need be cut off
-    if pack is not None or unpack is not None:
-        filters = (key, method, domain, seed, status, export, None if unpack is None else recipe)
-        if any(value is not None for value in filters) or (pack is not None and unpack is not None):
-            raise ValueError(
-                "--pack takes whole recipes (--recipe for one of them), --unpack a whole file: nothing else"
-            )
-        if unpack is not None:
-            _unpack(store, unpack, console)
-        if pack is not None:
-            _pack(store, pack, recipe, replace, console)
+        _check_export(export, store, batches, overwrite)
+    console = make_console()
+    filters = (key, method, domain, seed, status, export)
+    if pack is not None:
+        _check_alone(*filters, unpack)
+        _pack(store, pack, recipe, replace, console)
+        return
+    if unpack is not None:
+        _check_alone(*filters, recipe)
+        _unpack(store, unpack, console)
         return
     with open_runs(store) as opened:
         found = None if key is None else opened.find(key)
@@ -86,9 +81,32 @@ def show_runs(
         elif json_:
             _print_json([entry.document() for entry in entries], single=found is not None)
         elif found is not None and entries:
-            _show(entries[0], console)
+            _print_run(entries[0], console)
         else:
-            _list(entries, console, len(opened.done()))
+            _print_list(entries, console, len(opened.done()))
+
+
+def _check_alone(*options: object) -> None:
+    if any(value is not None for value in options):
+        raise ValueError(
+            "--pack takes whole recipes (one of them with --recipe), --unpack a whole file; give no other options"
+        )
+
+
+def _check_export(path: Path, store: Path, batches: bool, overwrite: bool) -> None:
+    """Refuse an export that cannot be written, before the store is read."""
+    from ttvd.bench.export import check_target
+    from ttvd.cli.extras import require
+    from ttvd.deploy.predictions import check_output
+
+    if batches and store.suffix == ".csv":
+        raise ValueError("packed runs have no batches; --batches needs the store that they were packed from")
+    check_target(path)
+    if path.suffix == ".parquet":
+        require("pyarrow", "parquet")
+    if path.resolve() == store.resolve():
+        raise ValueError(f"{path} is the store itself; export to another file")
+    check_output(path, overwrite=overwrite)
 
 
 def _print_json(documents: list[dict[str, Any]], single: bool) -> None:
@@ -97,24 +115,24 @@ def _print_json(documents: list[dict[str, Any]], single: bool) -> None:
     typer.echo(json.dumps(documents[0] if single and documents else documents, indent=2))
 
 
-def _list(entries: "list[ListedRun]", console: "Console", done: int) -> None:
+def _print_list(entries: list[ListedRun], console: Console, done: int) -> None:
     from collections import Counter
 
     from rich.table import Table
     from rich.text import Text
 
     if not entries:
-        text = f"no runs that fit; {done} of the store are done, without these options all are listed"
+        text = f"no runs match; {done} runs of the store are done, leave the options out to list them"
         console.print(text if done else "no runs", highlight=False, soft_wrap=True)
         return
-    settings = tell_apart([entry.spec for entry in entries])
+    settings = describe_differences([entry.spec for entry in entries])
     table = Table("key", "label", "method", "domain", *(["setting"] if any(settings) else []), box=None)
     for heading in ("seed", "error %", "ECE %", "seconds"):
         table.add_column(heading, justify="right")
     table.add_column("status")
     table.columns[0].no_wrap = True
     for entry, setting in zip(entries, settings, strict=True):
-        # Text, because names from a store must not be taken for markup.
+        # Names in a store must not be read as markup, so every cell is a Text.
         words = (
             entry.key,
             entry.label or "-",
@@ -130,13 +148,13 @@ def _list(entries: "list[ListedRun]", console: "Console", done: int) -> None:
     console.print(", ".join(f"{counts[name]} {name}" for name in COLORS if counts[name]), highlight=False)
 
 
-def tell_apart(specs: "Sequence[Spec]") -> list[str]:
-    """In words, what distinguishes each run from others of the same method, model, domain and seed.
+def describe_differences(specs: Sequence[Spec]) -> list[str]:
+    """Describe how each run differs from others of the same method, model, domain and seed.
 
     Example:
         >>> from ttvd.bench.spec import Domain, Spec
         >>> specs = [Spec("m", "", "digits", "", (Domain("fog"),), "bn", batch_size=size) for size in (8, 64)]
-        >>> tell_apart(specs)
+        >>> describe_differences(specs)
         ['batch size 8', 'batch size 64']
     """
     flat = [_flatten(spec) for spec in specs]
@@ -147,35 +165,26 @@ def tell_apart(specs: "Sequence[Spec]") -> list[str]:
     words = [""] * len(specs)
     for members in groups.values():
         names = dict.fromkeys(name for number in members for name in flat[number])
-        told = [name for name in names if len({repr(flat[number].get(name)) for number in members}) > 1]
+        differing = [name for name in names if len({repr(flat[number].get(name)) for number in members}) > 1]
         for number in members:
-            pairs = [(name.replace("_", " "), flat[number].get(name)) for name in told]
+            pairs = [(name.replace("_", " "), flat[number].get(name)) for name in differing]
             words[number] = ", ".join(f"{name} {value}" for name, value in pairs if value is not None)
     return words
 
 
-def _flatten(spec: "Spec") -> dict[str, Any]:
-    """What may differ between runs of a line, parameters and options one by one."""
+def _flatten(spec: Spec) -> dict[str, Any]:
+    """Return what may differ between runs of a line, each parameter and option by its name."""
     document = spec.document()
     flat = {**document.pop("parameters"), **document.pop("options")}
     names = (
-        "batch_size",
-        "stream",
-        "join",
-        "limit",
-        "sites",
-        "selection",
-        "episodic",
-        "constants",
-        "precision",
-    )
-    return (
-        flat | {name: document[name] for name in names} | {"weights": spec.weights, "revision": spec.revision}
-    )
+        "batch_size", "stream", "join", "limit", "sites", "selection", "episodic", "constants", "precision"
+    )  # fmt: skip
+    flat |= {name: document[name] for name in names}
+    return flat | {"weights": spec.weights, "revision": spec.revision}
 
 
-def _score(entry: "ListedRun") -> tuple[str, str, str]:
-    """Error, calibration error and seconds, as the list shows them."""
+def _score(entry: ListedRun) -> tuple[str, str, str]:
+    """Return error, calibration error and seconds as the list shows them."""
     if entry.summary is None:
         return "-", "-", "-"
     metrics = entry.summary.metrics
@@ -186,7 +195,7 @@ def _score(entry: "ListedRun") -> tuple[str, str, str]:
     )
 
 
-def _show(entry: "ListedRun", console: "Console") -> None:
+def _print_run(entry: ListedRun, console: Console) -> None:
     from datetime import datetime
 
     document = entry.document()
@@ -208,7 +217,7 @@ def _show(entry: "ListedRun", console: "Console") -> None:
         console.print(entry.failure.text, markup=False, highlight=False, soft_wrap=True)
 
 
-def _tabulate(values: dict[str, Any]) -> "Table":
+def _tabulate(values: dict[str, Any]) -> Table:
     import json
 
     from rich.table import Table
@@ -220,8 +229,8 @@ def _tabulate(values: dict[str, Any]) -> "Table":
     return table
 
 
-def _pack(store: Path, folder: Path, recipe: str | None, replace: bool, console: "Console") -> None:
-    """From a store to files that can be committed."""
+def _pack(store: Path, folder: Path, recipe: str | None, replace: bool, console: Console) -> None:
+    """Write the runs of a store to files that can be committed."""
     from ttvd.bench.packed import PackedRuns, open_runs, pack_runs
 
     with open_runs(store) as opened:
@@ -232,28 +241,24 @@ def _pack(store: Path, folder: Path, recipe: str | None, replace: bool, console:
             console.print(text, soft_wrap=True, highlight=False, markup=False)
 
 
-def _unpack(store: Path, path: Path, console: "Console") -> None:
-    """From such a file to a store."""
+def _unpack(store: Path, path: Path, console: Console) -> None:
+    """Add the runs of such a file to a store."""
     from ttvd.bench.packed import PackedRuns, unpack_runs
     from ttvd.bench.store import Store
 
     if path.suffix != ".csv":
         raise ValueError(f"--unpack takes a .csv file that --pack has written, got {path.name}")
     if store.suffix == ".csv":
-        raise ValueError(f"--unpack puts runs into a store, and {store.name} is a file of packed ones")
+        raise ValueError(f"--unpack adds runs to a store, but {store.name} is a file of packed runs")
     source = PackedRuns(path)
     with Store(store) as target:
         text = f"{unpack_runs(source, target)} of {len(source.done())} runs were new to {store}"
     console.print(text, soft_wrap=True, highlight=False, markup=False)
 
 
-def _export(
-    store: "Reader", entries: "list[ListedRun]", path: Path, batches: bool, console: "Console"
-) -> None:
+def _export(store: Reader, entries: list[ListedRun], path: Path, batches: bool, console: Console) -> None:
     from ttvd.bench.export import export_batches, export_runs
 
-    if path.resolve() == store.path.resolve():
-        raise ValueError(f"{path} is the store itself; export to another file")
     count = export_batches(store, entries, path) if batches else export_runs(entries, path)
     what = "batches" if batches else "runs"
     console.print(f"{count} {what} in {path}", soft_wrap=True, highlight=False, markup=False)

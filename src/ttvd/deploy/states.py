@@ -1,6 +1,7 @@
-"""The state of an adapter on disk."""
+"""State files: what an adapter has learnt, the run that it belongs to, and how far that run had come."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,59 +12,117 @@ from ttvd.methods import Adapter
 from ttvd.nn.fingerprint import fingerprint
 from ttvd.zoo.tensorfile import read_tensors, write_tensors
 
-STATE = "ttvd.state"
-STATE_VERSION = 1
+KIND = "ttvd.state"
+FORMAT = 2
 
 
 @dataclass(frozen=True)
-class Place:
-    """How far a run had come when its state was saved: images seen, rows written."""
+class Position:
+    """How far a stream had come when its state was saved.
 
-    position: int = 0
+    Attributes:
+        images: Number of images that the stream had passed, unreadable ones included.
+        rows: Number of predictions that it had written.
+    """
+
+    images: int = 0
     rows: int = 0
+
+
+def identify(method: str, parameters: Mapping[str, Any], model: nn.Module) -> dict[str, str]:
+    """Describe an adapter so that the state of another one can be refused.
+
+    Args:
+        method: Name of the method.
+        parameters: Parameters that were passed to it.
+        model: The model as it was passed to the method, before it adapts.
+
+    Example:
+        >>> identify("tent", {"lr": 0.1}, nn.Linear(2, 2))["parameters"]
+        '{"lr": 0.1}'
+    """
+    settings = json.dumps(dict(parameters), sort_keys=True, default=repr)
+    return {"method": method, "parameters": settings, "model": fingerprint(model)}
 
 
 @dataclass(frozen=True)
 class StateFile:
-    """The state of an adapter on disk, and what it belongs to.
+    """The state of an adapter in a safetensors file.
 
-    Attributes:
-        path: Of the file.
-        model: The model as the method sees it.
-        method: Name of the method.
-        parameters: Those that the user gave.
-        stream: What decides the batches: the images, how they are prepared, how many come together.
+    Args:
+        path: Path of the file.
+        identity: What the state belongs to, for example :func:`identify`. A file with another identity is refused.
+        every: Number of batches between two states that :func:`ttvd.deploy.adapt_stream` saves.
+
+    Example:
+        >>> import tempfile, ttvd
+        >>> net = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 2))
+        >>> tent = ttvd.create("tent", net)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     file = StateFile(Path(folder, "tent.state"), identify("tent", {}, net))
+        ...     file.save(tent)
+        ...     file.load(ttvd.create("tent", net))
     """
 
     path: Path
-    model: nn.Module
-    method: str
-    parameters: dict[str, Any]
-    stream: dict[str, str] = field(default_factory=dict)
+    identity: Mapping[str, str] = field(default_factory=dict)
+    every: int = 100
 
-    def save(self, adapter: Adapter, place: Place) -> None:
-        """Write the state, atomically."""
-        about = self._describe() | self.stream | {"position": str(place.position), "rows": str(place.rows)}
-        write_tensors(self.path, adapter.state_dict(), kind=STATE, version=STATE_VERSION, metadata=about)
-
-    def load(self, adapter: Adapter, *, resume: bool) -> Place:
-        """Continue from the state; one of another model, method or parameters is refused with the reason.
+    def save(
+        self, adapter: Adapter, position: Position | None = None, stream: Mapping[str, str] | None = None
+    ) -> None:
+        """Write the state. The file is replaced atomically.
 
         Args:
-            adapter: Gets the state.
-            resume: Whether to go on with the same stream, where that run was; another one is refused. Else a new
-                stream begins.
+            adapter: Adapter whose state is saved.
+            position: How far the stream has come.
+            stream: Description of the stream, which :meth:`resume` compares.
         """
-        tensors, about = read_tensors(self.path, kind=STATE, version=STATE_VERSION)
-        for key, value in (self._describe() | (self.stream if resume else {})).items():
-            if about.get(key) != value:
+        position = position or Position()
+        numbers = {"position": str(position.images), "rows": str(position.rows)}
+        metadata = {**self.identity, **(stream or {}), **numbers}
+        write_tensors(self.path, adapter.state_dict(), kind=KIND, version=FORMAT, metadata=metadata)
+
+    def load(self, adapter: Adapter) -> None:
+        """Load the state into an adapter that begins a new stream.
+
+        Raises:
+            FileNotFoundError: There is no such file.
+            ValueError: The file is damaged, has another format, or belongs to another adapter.
+        """
+        self._load(adapter, {})
+
+    def resume(self, adapter: Adapter, stream: Mapping[str, str]) -> Position:
+        """Load the state into an adapter that continues the same stream.
+
+        Args:
+            adapter: Adapter that gets the state.
+            stream: Description of the stream; that in the file must be equal.
+
+        Returns:
+            How far the stream had come.
+
+        Raises:
+            FileNotFoundError: There is no such file.
+            ValueError: As for :meth:`load`, or the state belongs to another stream.
+        """
+        metadata = self._load(adapter, stream)
+        return Position(int(metadata["position"]), int(metadata["rows"]))
+
+    def _load(self, adapter: Adapter, stream: Mapping[str, str]) -> dict[str, str]:
+        tensors, metadata = read_tensors(
+            self.path, kind=KIND, version=FORMAT, remedy="begin again without a state"
+        )
+        for key, expected in {**self.identity, **stream}.items():
+            if metadata.get(key) != expected:
+                advice = (
+                    "; to begin a new stream with this state, use --state instead of --resume"
+                    if key in stream
+                    else ""
+                )
                 raise ValueError(
-                    f"{self.path} was saved with {key} {about.get(key)}, this run has {value}; give what that run had"
-                    + (", or begin a new one with --state instead of --resume" if key in self.stream else "")
+                    f"{self.path} was saved with {key} {metadata.get(key)}, this run has {expected}; "
+                    f"use the same {key}{advice}"
                 )
         adapter.load_state_dict(tensors)
-        return Place(int(about.get("position", 0)), int(about.get("rows", 0))) if resume else Place()
-
-    def _describe(self) -> dict[str, str]:
-        parameters = json.dumps(self.parameters, sort_keys=True, default=repr)
-        return {"method": self.method, "parameters": parameters, "model": fingerprint(self.model)}
+        return metadata

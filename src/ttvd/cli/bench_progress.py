@@ -1,4 +1,4 @@
-"""What ``ttvd bench`` shows while it works: live bars on a terminal, a line for each run elsewhere."""
+"""Progress of ``ttvd bench``: live bars on a terminal, otherwise a line for each run."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from ttvd.bench.spec import Spec
 
 
-class Lines:
-    """A line for each run that ends, and for what should be known.
+class ProgressLines:
+    """Prints a line for each run that ends and for each note.
 
     Args:
-        console: Where to write.
+        console: Console to print to.
     """
 
     def __init__(self, console: Console) -> None:
@@ -27,7 +27,7 @@ class Lines:
         self._specs: dict[str, Spec] = {}
         self._pace: ProgressEstimate | None = None
 
-    def __enter__(self) -> Lines:
+    def __enter__(self) -> ProgressLines:
         return self
 
     def __exit__(
@@ -36,7 +36,7 @@ class Lines:
         pass
 
     def begin(self, missing: Sequence[Spec], skipped: int) -> None:
-        """Say how much there is to do."""
+        """Print how many runs there are to execute."""
         from ttvd.bench.progress import ProgressEstimate
 
         self._specs = {spec.key: spec for spec in missing}
@@ -45,30 +45,30 @@ class Lines:
         self.write(f"{count_runs(len(missing))} to do{before}")
 
     def see(self, event: Event) -> None:
-        """Write a line, if there is something to say."""
+        """Print a line about an event that users should know of."""
         from ttvd.bench.engines import Failed, Finished, Message
 
         assert self._pace is not None
         self._pace.see(event)
         if isinstance(event, Finished):
             totals, seconds = event.run.totals, event.run.facts.seconds
-            self._conclude(event.key, f"error {100 * totals['error']:.1f} %, {seconds:.1f} s")
+            self._write_end(event.key, f"error {100 * totals['error']:.1f} %, {seconds:.1f} s")
         elif isinstance(event, Failed):
-            self._conclude(event.key, f"failed: {event.text.strip().splitlines()[-1]}")
+            self._write_end(event.key, f"failed: {event.text.strip().splitlines()[-1]}")
         elif isinstance(event, Message):
             self.write(event.text)
 
-    def _conclude(self, key: str, text: str) -> None:
+    def _write_end(self, key: str, text: str) -> None:
         assert self._pace is not None
         self.write(f"[{self._pace.ended}/{self._pace.total}] {describe(self._specs[key])}: {text}")
 
     def write(self, text: str) -> None:
-        """Write a line."""
+        """Print a line."""
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
-class Bars(Lines):
-    """A bar for all runs with rate and remaining time, and one for each worker; lines only for failures and notes."""
+class ProgressBars(ProgressLines):
+    """Shows a bar for all runs, with rate and remaining time, and one for each worker; prints failures and notes."""
 
     def __init__(self, console: Console) -> None:
         from rich.progress import BarColumn, Progress, TextColumn
@@ -77,10 +77,10 @@ class Bars(Lines):
         text = TextColumn("{task.description}", markup=False)
         self._bars = Progress(BarColumn(20), text, console=console, transient=True)
         self._all = self._bars.add_task("starting", total=None)
-        self._lines: dict[str, TaskID] = {}
+        self._tasks: dict[str, TaskID] = {}
         self._workers: dict[str, str] = {}
 
-    def __enter__(self) -> Bars:
+    def __enter__(self) -> ProgressBars:
         self._bars.start()
         return self
 
@@ -90,38 +90,38 @@ class Bars(Lines):
         self._bars.stop()
 
     def see(self, event: Event) -> None:
-        """Move the bars."""
+        """Update the bars."""
         from ttvd.bench.engines import Advanced, Failed, Finished, Started
 
         if isinstance(event, Finished) and self._pace is not None:
-            self._pace.see(event)  # no line for it
+            self._pace.see(event)  # the bars show it
         else:
             super().see(event)
         if isinstance(event, Started):
-            self._place(event.key, event.worker)
+            self._assign(event.key, event.worker)
         elif isinstance(event, Advanced):
             worker = self._workers[event.key]
             text = f"{self._title(event.key)} · batch {event.done}/{event.total}"
-            self._bars.update(self._lines[worker], completed=event.done, total=event.total, description=text)
+            self._bars.update(self._tasks[worker], completed=event.done, total=event.total, description=text)
         elif isinstance(event, Finished | Failed) and event.key in self._workers:
             worker = self._workers.pop(event.key)
-            self._bars.reset(self._lines[worker], total=1, completed=0, description=f"{worker} free")
-        self._sum_up()
+            self._bars.reset(self._tasks[worker], total=1, completed=0, description=f"{worker} free")
+        self._update_total()
 
     def _title(self, key: str) -> str:
         return f"{self._workers[key]} {describe(self._specs[key])}"
 
-    def _place(self, key: str, worker: str) -> None:
-        """Give a run the line of its worker; a run that comes again leaves its old line, whose worker is dead."""
+    def _assign(self, key: str, worker: str) -> None:
+        """Show a run in the bar of its worker. If the run was started before, its worker died: that bar is removed."""
         old = self._workers.get(key)
         if old is not None and old != worker:
-            self._bars.remove_task(self._lines.pop(old))
+            self._bars.remove_task(self._tasks.pop(old))
         self._workers[key] = worker
-        if worker not in self._lines:
-            self._lines[worker] = self._bars.add_task("")
-        self._bars.reset(self._lines[worker], total=None, description=self._title(key))
+        if worker not in self._tasks:
+            self._tasks[worker] = self._bars.add_task("")
+        self._bars.reset(self._tasks[worker], total=None, description=self._title(key))
 
-    def _sum_up(self) -> None:
+    def _update_total(self) -> None:
         assert self._pace is not None
         runs, images = self._pace.rates()
         left = self._pace.seconds_left()
@@ -137,7 +137,7 @@ class Bars(Lines):
 
 
 def describe(spec: Spec) -> str:
-    """A run in a few words.
+    """Describe a run in a few words.
 
     Example:
         >>> from ttvd.bench.spec import Domain, Spec
@@ -148,12 +148,12 @@ def describe(spec: Spec) -> str:
 
 
 def count_runs(count: int) -> str:
-    """A number of runs in words."""
+    """Return a number of runs in words."""
     return "1 run" if count == 1 else f"{count} runs"
 
 
 def format_time(seconds: float) -> str:
-    """As people read it.
+    """Format a time as minutes and seconds, with hours if needed.
 
     Example:
         >>> format_time(75), format_time(7384)

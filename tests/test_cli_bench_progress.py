@@ -1,4 +1,4 @@
-"""What is shown while a grid is at work."""
+"""What `ttvd bench` prints while it works."""
 
 import io
 
@@ -7,7 +7,7 @@ from rich.console import Console
 from tests.helpers.engines import make_run, make_spec
 from ttvd.bench.engines import Advanced, EndedElsewhere, Event, Failed, Finished, Idle, Message, Started
 from ttvd.bench.progress import ProgressEstimate
-from ttvd.cli.bench_watch import Bars, Lines
+from ttvd.cli.bench_progress import ProgressBars, ProgressLines
 
 ONE, TWO, THREE, FOUR = (make_spec(seed, method) for seed, method in enumerate(["bn", "tent", "bn", "memo"]))
 EVENTS: list[Event] = [
@@ -26,18 +26,18 @@ EVENTS: list[Event] = [
 ]
 
 
-def show(watch: type[Lines], terminal: bool) -> str:
+def show(kind: type[ProgressLines], terminal: bool) -> str:
     out = io.StringIO()
-    with watch(Console(file=out, force_terminal=terminal, width=120, _environ={})) as watcher:
-        watcher.begin([ONE, TWO, THREE, FOUR], 3)
+    with kind(Console(file=out, force_terminal=terminal, width=120, _environ={})) as progress:
+        progress.begin([ONE, TWO, THREE, FOUR], 3)
         for event in EVENTS:
-            watcher.see(event)
+            progress.see(event)
     return out.getvalue()
 
 
 def test_lines() -> None:
     error = 100 * make_run(ONE).totals["error"]
-    lines = show(Lines, terminal=False).splitlines()
+    lines = show(ProgressLines, terminal=False).splitlines()
     assert lines[0] == "4 runs to do, 3 are in the store already"
     assert lines[1] == "[Careful] now."
     assert lines[2] == f"[1/4] bn, fog 5, digits-plain, seed 0: error {error:.1f} %, 0.1 s"
@@ -46,7 +46,7 @@ def test_lines() -> None:
 
 
 def test_bars() -> None:
-    text = show(Bars, terminal=True)
+    text = show(ProgressBars, terminal=True)
     assert "4 runs to do, 3 are in the store already" in text
     assert "[Careful] now." in text
     assert "failed: RuntimeError: no [tent] today" in text

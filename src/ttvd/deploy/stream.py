@@ -1,0 +1,272 @@
+"""The loop of deployment: adapt to a stream batch by batch, write predictions, save states."""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from ttvd.deploy.inputs import Batch, Inputs, OnUnreadable, iterate_batches
+from ttvd.deploy.predictions import PredictionWriter, check_output, partial_path
+from ttvd.deploy.states import Position, StateFile
+from ttvd.interrupts import defer_interrupts
+from ttvd.methods import Adapter
+from ttvd.methods.shared.losses import entropy
+
+
+@dataclass(frozen=True, eq=False)
+class BatchResult:
+    """What happened to one batch.
+
+    Attributes:
+        index: Number of the batch in this run, from 0.
+        position: How far the stream is after the batch.
+        names: Names of the images that were predicted, b of them.
+        logits: Logits (b, k) in float32, on the device of the adapter; (0, 0) if no image was readable.
+        predictions: Predicted class of each image.
+        confidences: Probability of each predicted class.
+        entropy: Mean entropy of the predictions, divided by ln k; NaN if no image was readable.
+        kept: Share of the batch that was used to adapt; NaN if no image was readable.
+        unreadable: Name and reason of each image that was left out.
+    """
+
+    index: int
+    position: Position
+    names: Sequence[str]
+    logits: Tensor
+    predictions: Sequence[int]
+    confidences: Sequence[float]
+    entropy: float
+    kept: float
+    unreadable: Sequence[tuple[str, str]]
+
+
+@dataclass(frozen=True)
+class StreamSummary:
+    """What happened along a stream.
+
+    Attributes:
+        entropies: Mean entropy of the predictions of each batch, divided by ln k.
+        kept: Share of each batch that was used to adapt.
+        histogram: Number of predictions of each class.
+        unreadable: Name and reason of each image that was left out.
+        moved: Distance of the adapted parameters from their values at the start of this run, divided by the norm of
+            those values.
+        rows: Number of predictions in the file, those of earlier runs included.
+    """
+
+    entropies: Sequence[float]
+    kept: Sequence[float]
+    histogram: Mapping[int, int]
+    unreadable: Sequence[tuple[str, str]]
+    moved: float
+    rows: int
+
+    @property
+    def images(self) -> int:
+        """Number of images that this run predicted."""
+        return sum(self.histogram.values())
+
+
+def adapt_stream(
+    adapter: Adapter,
+    inputs: Inputs,
+    *,
+    out: Path | None = None,
+    classes: Sequence[str] | None = None,
+    batch_size: int = 64,
+    on_unreadable: OnUnreadable = "stop",
+    state: StateFile | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+    callbacks: Sequence[Callable[[BatchResult], None]] = (),
+) -> StreamSummary:
+    """Predict a stream of images in order and adapt on the way.
+
+    With ``state`` an interrupted stream can be resumed, and its predictions are then the same as without the
+    interruption. Ctrl-C and SIGTERM wait for the end of the batch, because a batch that is cut off may have changed
+    the adapter in part; a second signal does not wait. Where a batch is cut off or fails, the state that was saved
+    before it stays. Signals are handled in the main thread only.
+
+    Args:
+        adapter: The adapter. It adapts in place.
+        inputs: Images to predict, see :func:`ttvd.deploy.open_inputs`.
+        out: ``.csv`` or ``.parquet`` file for the predictions; None writes no file.
+        classes: Names of the classes, which add a column to the file.
+        batch_size: Number of images that are predicted together.
+        on_unreadable: ``"stop"`` raises at an image that cannot be used, ``"skip"`` leaves it out.
+        state: File that the state is saved to: before the first batch, every ``state.every`` batches, and at the end.
+            A file that exists is replaced.
+        resume: Continue an interrupted run from ``state`` and the rows that it wrote.
+        overwrite: Replace ``out`` if it exists, and the rows of an interrupted run.
+        callbacks: Functions that are called after each batch. A callback that raises an exception ends the stream
+            after this batch; the state is saved.
+
+    Returns:
+        A summary of this run.
+
+    Raises:
+        FileExistsError: ``out`` exists, and neither ``resume`` nor ``overwrite`` is set.
+        KeyboardInterrupt: The user stopped the stream.
+        ValueError: The images do not fit the model, or the run cannot be resumed.
+
+    Example:
+        >>> import ttvd
+        >>> from torch import nn
+        >>> net = nn.Sequential(nn.Flatten(), nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 2))
+        >>> images = torch.rand(10, 1, 2, 2)
+        >>> inputs = Inputs([f"{i}.png" for i in range(10)], images.__getitem__)
+        >>> report = lambda result: print(result.index, len(result.predictions))
+        >>> summary = adapt_stream(ttvd.create("tent", net), inputs, batch_size=4, callbacks=[report])
+        0 4
+        1 4
+        2 2
+        >>> summary.images
+        10
+    """
+    stream = {"input": inputs.identity, "batch size": str(batch_size)}
+    position = _find_position(adapter, state, stream, out, resume)
+    writer = None
+    if out is not None:
+        rows = position.rows if resume else None
+        writer = PredictionWriter(out, classes=classes, resume_rows=rows, overwrite=overwrite)
+    saver, summary = _StateSaver(adapter, state, stream, position), _SummaryBuilder(adapter)
+    batches = iterate_batches(inputs, batch_size, on_unreadable=on_unreadable, start=position.images)
+    with writer or nullcontext(), defer_interrupts() as interrupt, saver:
+        for index, batch in enumerate(batches):
+            saver.begin_batch()
+            logits = torch.empty(0, 0)
+            if batch.images is not None:
+                weight = adapter.probe
+                with _explain_shape(batch.images):
+                    logits = adapter(batch.images.to(weight.device, weight.dtype)).float()
+                _check_classes(classes, logits)
+            position = Position(batch.stop, position.rows + len(batch.positions))
+            result = _describe(index, position, batch, inputs, logits, adapter)
+            if writer is not None:
+                writer.write(result.names, result.predictions, result.confidences)
+            saver.end_batch(position)
+            summary.add(result)
+            for callback in callbacks:
+                callback(result)
+            if interrupt.requested:
+                raise KeyboardInterrupt
+    return summary.build(position.rows)
+
+
+class _StateSaver:
+    """Saves the state of an adapter between batches: before the first one, every few, and when the stream ends.
+
+    A stream also ends by an exception. If that happens within a batch, the adapter may have changed in part, and the
+    state that was saved before stays.
+    """
+
+    def __init__(
+        self, adapter: Adapter, state: StateFile | None, stream: Mapping[str, str], position: Position
+    ) -> None:
+        self._adapter, self._state, self._stream, self._position = adapter, state, stream, position
+        self._within_batch = False
+        self._batches = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if not self._within_batch:
+            self._save()
+
+    def begin_batch(self) -> None:
+        if self._batches == 0:
+            self._save()  # a path that cannot be written must show before the first batch
+        self._within_batch = True
+
+    def end_batch(self, position: Position) -> None:
+        self._position, self._within_batch = position, False
+        self._batches += 1
+        if self._state is not None and self._batches % self._state.every == 0:
+            self._save()
+
+    def _save(self) -> None:
+        if self._state is not None:
+            self._state.save(self._adapter, self._position, self._stream)
+
+
+class _SummaryBuilder:
+    def __init__(self, adapter: Adapter) -> None:
+        self._adapter, self._start = adapter, adapter.snapshot()
+        self._entropies: list[float] = []
+        self._kept: list[float] = []
+        self._histogram: Counter[int] = Counter()
+        self._unreadable: list[tuple[str, str]] = []
+
+    def add(self, result: BatchResult) -> None:
+        self._unreadable += result.unreadable
+        self._histogram.update(result.predictions)
+        if result.names:
+            self._entropies.append(result.entropy)
+            self._kept.append(result.kept)
+
+    def build(self, rows: int) -> StreamSummary:
+        moved = _measure_move(self._adapter, self._start)
+        return StreamSummary(self._entropies, self._kept, self._histogram, self._unreadable, moved, rows)
+
+
+def _find_position(
+    adapter: Adapter, state: StateFile | None, stream: Mapping[str, str], out: Path | None, resume: bool
+) -> Position:
+    """Check the state file, and return where the stream begins. An adapter that resumes gets its state."""
+    if state is None:
+        if resume:
+            raise ValueError("to resume a stream, pass the file that its state was saved to")
+        return Position()
+    if out is not None and state.path.resolve() in (out.resolve(), partial_path(out).resolve()):
+        raise ValueError(f"the state and the predictions cannot both be written to {state.path}")
+    check_output(state.path, overwrite=True)
+    return state.resume(adapter, stream) if resume else Position()
+
+
+@contextmanager
+def _explain_shape(images: Tensor) -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        raise ValueError(
+            f"the model cannot take images of size {tuple(images.shape[1:])}: {str(error).splitlines()[0]} (--size, "
+            "or --resize and --crop, change the size of pictures, --gray makes one channel)"
+        ) from error
+
+
+def _check_classes(classes: Sequence[str] | None, logits: Tensor) -> None:
+    if classes is not None and len(classes) != logits.shape[1]:
+        raise ValueError(
+            f"there are {len(classes)} names of classes, but the model has {logits.shape[1]} outputs"
+        )
+
+
+def _describe(
+    index: int, position: Position, batch: Batch, inputs: Inputs, logits: Tensor, adapter: Adapter
+) -> BatchResult:
+    names = [inputs.names[p] for p in batch.positions]
+    unreadable = [(inputs.names[p], reason) for p, reason in batch.unreadable]
+    if not names:
+        return BatchResult(index, position, names, logits, [], [], math.nan, math.nan, unreadable)
+    confidences, predictions = (values.tolist() for values in logits.softmax(1).max(1))
+    share = float(entropy(logits).mean()) / math.log(max(logits.shape[1], 2))
+    kept = float(adapter.kept)
+    return BatchResult(index, position, names, logits, predictions, confidences, share, kept, unreadable)
+
+
+def _measure_move(adapter: Adapter, start: Mapping[str, Tensor]) -> float:
+    """Return how far the adapted parameters are from where they started, relative to their norm at the start."""
+    names = [name for name, p in adapter.named_parameters() if p.requires_grad]
+    if not names:
+        return 0.0
+    now = adapter.snapshot()
+    change = sum(float((now[name] - start[name]).double().square().sum()) for name in names)
+    norm = sum(float(start[name].double().square().sum()) for name in names)
+    return math.sqrt(change / norm) if norm > 0 else math.inf
