@@ -9,7 +9,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from ttvd.report.folder import write_results
+from ttvd.report.results_folder import write_results
 
 ROOT = Path(__file__).parents[1]
 

@@ -1,210 +1,24 @@
-"""What pages are made of, and how they become HTML: pictures, styles and script are inside, nothing is loaded."""
+"""A document as one HTML page: styles, script and pictures are inside, and nothing is loaded from elsewhere."""
 
 from __future__ import annotations
 
 import base64
-import io
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from pathlib import Path
 
-from ttvd.report.style import house_style
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+from ttvd.bench.store.reader import check_name
+from ttvd.files import open_atomic
+from ttvd.report.document import Document, Table
+from ttvd.report.export import WRITERS
 
 
-@dataclass(frozen=True)
-class Panel:
-    """A picture.
-
-    Attributes:
-        source: The picture as a data URI, as :func:`encode` makes it.
-        text: What it shows, for those who cannot see it.
-    """
-
-    source: str
-    text: str
-
-
-@dataclass(frozen=True)
-class Strip:
-    """Panels side by side.
-
-    Attributes:
-        panels: The pictures.
-        columns: How many fit in a row of a wide window.
-        heading: What they have in common.
-    """
-
-    panels: Sequence[Panel]
-    columns: int
-    heading: str = ""
-
-
-@dataclass(frozen=True)
-class Exhibit:
-    """A figure of the page.
-
-    Attributes:
-        title: What it is about.
-        caption: What to see, in plain sentences.
-        strips: Rows of pictures.
-        key: Colours (or ``"ring"``) and what they mean.
-        details: How it was drawn, in small print below.
-    """
-
-    kind: ClassVar[str] = "exhibit"
-
-    title: str
-    caption: str
-    strips: Sequence[Strip]
-    key: Sequence[tuple[str, str]] = ()
-    details: str = ""
-
-
-@dataclass(frozen=True)
-class Cell:
-    """An entry of a table.
-
-    Attributes:
-        text: What is shown.
-        value: What it is sorted by; an empty string where there is nothing, which always comes last.
-        best: Whether it is the best of its column.
-        note: Small print below it, such as the spread over seeds.
-        hint: Where it comes from, in a line, shown on hover.
-        link: Place on the page where that is told in full, such as ``"#runs"``.
-        marked: Whether it is the best of its column among those that the caption speaks of.
-        tone: ``"better"`` or ``"worse"`` for a change, which then has a colour.
-    """
-
-    text: str
-    value: float | str
-    best: bool = False
-    note: str = ""
-    hint: str = ""
-    link: str = ""
-    marked: bool = False
-    tone: str = ""
-
-
-MISSING = Cell("-", "", hint="no run")
-"""Where a number should be and is not."""
-
-
-@dataclass(frozen=True)
-class Heading:
-    """Of a column.
-
-    Attributes:
-        text: Its name.
-        note: Small print below it.
-        under: What the small print below the cells is, for files that give it a column of its own.
-    """
-
-    text: str
-    note: str = ""
-    under: str = "±"
-
-
-@dataclass(frozen=True)
-class Table:
-    """A table that readers can sort.
-
-    Attributes:
-        headings: One for each column.
-        rows: Of cells.
-        caption: What it shows.
-        spans: Headings above the headings, each with the number of columns below it; empty for none.
-        anchors: Names of the rows that links lead to; empty for none.
-        name: Of the files that hold this table; tables without a name are on the page only.
-        heads: Whether the first cell of each row is its heading, which stays in sight.
-        tags: Of the rows, by which readers can hide some; empty for none.
-    """
-
-    kind: ClassVar[str] = "table"
-
-    headings: Sequence[str | Heading]
-    rows: Sequence[Sequence[Cell]]
-    caption: str = ""
-    spans: Sequence[tuple[str, int]] = ()
-    anchors: Sequence[str] = ()
-    name: str = ""
-    heads: bool = False
-    tags: Sequence[str] = ()
-
-    def titles(self) -> list[Heading]:
-        """The headings, all in their full form."""
-        return [Heading(heading) if isinstance(heading, str) else heading for heading in self.headings]
-
-    def wordy(self) -> list[bool]:
-        """For each column: whether it holds words, which are set to the left.
-
-        Example:
-            >>> Table(["method", "error"], [[Cell("bn", "bn"), Cell("0.5", 0.5)]]).wordy()
-            [True, False]
-        """
-        return [
-            any(isinstance(row[number].value, str) and row[number].value for row in self.rows)
-            for number in range(len(self.headings))
-        ]
-
-
-@dataclass(frozen=True)
-class Page:
-    """All that the demo's page holds.
-
-    Attributes:
-        title: Its heading.
-        lead: Paragraphs below it.
-        facts: Names and values: how the numbers were made.
-        table: The results.
-        notes: Sentences below the table.
-        terms: Words and their meanings, to unfold.
-        exhibits: The figures.
-    """
-
-    title: str
-    lead: Sequence[str]
-    facts: Sequence[tuple[str, str]]
-    table: Table
-    notes: Sequence[str] = ()
-    terms: Sequence[tuple[str, str]] = ()
-    exhibits: Sequence[Exhibit] = ()
-
-
-def encode(drawn: Axes | Figure) -> str:
-    """A figure (or the one that holds the axes) as a data URI; the same drawing gives the same text.
+def render_html(document: Document) -> str:
+    """Render a document as HTML. All texts are escaped.
 
     Example:
-        >>> from matplotlib.figure import Figure
-        >>> encode(Figure(figsize=(1, 1)))[:26]
-        'data:image/svg+xml;base64,'
-    """
-    from matplotlib.figure import Figure
-
-    figure = drawn if isinstance(drawn, Figure) else drawn.get_figure(root=True)
-    assert figure is not None
-    buffer = io.BytesIO()
-    with house_style():
-        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
-    return "data:image/svg+xml;base64," + base64.b64encode(buffer.getvalue()).decode("ascii")
-
-
-def render(page: Page) -> str:
-    """The page as HTML. All texts are escaped.
-
-    Example:
-        >>> page = Page("Title", ["a < b"], [], Table(["method"], [[Cell("bn", "bn")]]))
-        >>> "a &lt; b" in render(page)
+        >>> from ttvd.report.document import Section, Text
+        >>> "a &lt; b" in render_html(Document("Title", [], [Section("Results", "results", [Text(["a < b"])])]))
         True
     """
-    return fill("demo.html.jinja", page=page)
-
-
-def fill(template: str, **values: Any) -> str:
-    """A template of this package with values, all of which are escaped."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(
@@ -214,4 +28,46 @@ def fill(template: str, **values: Any) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    return environment.get_template(template).render(**values)
+    template = environment.get_template("page.html.jinja")
+    return template.render(document=document, downloads=_list_downloads, embed=_embed_svg).lstrip()
+
+
+def write_report(document: Document, folder: Path, page: str = "index.html") -> list[Path]:
+    """Write a document as a page, and its tables as CSV, Markdown and LaTeX files beside it.
+
+    Args:
+        document: The document.
+        folder: Folder to write to; it is created if needed. The tables go into its subfolder ``tables``.
+        page: Name of the page's file.
+
+    Returns:
+        The paths that were written, that of the page first.
+
+    Raises:
+        ValueError: The name of a table would leave the folder; nothing is written then.
+    """
+    files = {folder / page: render_html(document)}
+    for table in document.tables():
+        check_name(table.name)
+        for suffix, write in WRITERS.items():
+            files[folder / "tables" / f"{table.name}.{suffix}"] = write(table)
+    for path, text in files.items():
+        with open_atomic(path, sync=False) as file:
+            file.write(text.encode())
+    return list(files)
+
+
+def _embed_svg(svg: bytes) -> str:
+    return "data:image/svg+xml;base64," + base64.b64encode(svg).decode("ascii")
+
+
+def _list_downloads(table: Table) -> list[tuple[str, str, str]]:
+    """For each format, return its suffix, the name of the file, and the file as a data URI."""
+    return [
+        (
+            suffix,
+            f"{table.name}.{suffix}",
+            "data:text/plain;base64," + base64.b64encode(write(table).encode()).decode("ascii"),
+        )
+        for suffix, write in WRITERS.items()
+    ]

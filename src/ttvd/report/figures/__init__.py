@@ -1,53 +1,62 @@
-"""From the figures of a store to exhibits: what is stored is numbers, and no model is needed to draw them."""
+"""Figures of a store: the store holds their numbers, and drawing them needs no model.
+
+Each kind of figure is drawn by one module, which has the name of the module of ``ttvd.bench.figures`` that computes it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ttvd.bench.figures.values import Description, unpack
-from ttvd.report.page import Exhibit
-from ttvd.report.plane_exhibits import draw_plane
-from ttvd.report.sample_exhibits import draw_samples
-from ttvd.report.slice_exhibits import draw_slices
-from ttvd.report.style import house_style
+from ttvd.report.document import Figure, Notice
+from ttvd.report.figures.feature_plane import draw_feature_plane
+from ttvd.report.figures.samples import draw_samples
+from ttvd.report.figures.slices import draw_slices
+from ttvd.report.style import figure_style
 
 if TYPE_CHECKING:
-    from ttvd.bench.store import Figure
+    from ttvd.bench.store import Figure as StoredFigure
 
-DRAWERS: Mapping[str, Callable[[Description, Mapping[str, Any]], list[Exhibit]]] = {
+DRAWERS: Mapping[str, Callable[[Description, Mapping[str, Any]], list[Figure]]] = {
     "samples": draw_samples,
     "slices": draw_slices,
-    "plane": draw_plane,
+    "plane": draw_feature_plane,
 }
-"""By kind: from facts and arrays to what a page shows."""
+"""Functions that draw a figure from facts and arrays, by its kind."""
 
 
-def draw_figure(figure: Figure) -> list[Exhibit]:
-    """Draw what ``ttvd.bench.figures`` computed.
+def draw_figure(stored: StoredFigure) -> list[Figure]:
+    """Draw a figure that ``ttvd.bench.figures`` computed.
 
     Args:
-        figure: As ``Store.figures`` gives it.
+        stored: The figure as ``Store.figures`` returns it.
 
     Raises:
-        ValueError: It is of a kind that this version cannot draw, or incomplete.
+        ValueError: The figure is incomplete, or this version cannot draw its kind.
     """
-    facts = dict(figure.description)
+    facts = dict(stored.description)
     if facts.get("kind") not in DRAWERS:
         raise ValueError(f"it is of the kind {facts.get('kind')!r}; this version draws {', '.join(DRAWERS)}")
     try:
-        with house_style():
-            exhibits = DRAWERS[facts["kind"]](facts, unpack(figure.payload))
-        return [
-            replace(exhibit, details=f"{exhibit.details} {_render_origin(facts)}") for exhibit in exhibits
-        ]
+        with figure_style():
+            figures = DRAWERS[facts["kind"]](facts, unpack(stored.payload))
+        origin = (
+            f"Model {facts['checkpoint']} ({facts['weights']}), {facts['images']} images of {facts['data']} in "
+            f"random order, batches of {facts['batch_size']}, seed {facts['seed']}."
+        )
     except KeyError as error:
         raise ValueError(f"it lacks {error}") from error
+    return [replace(figure, details=f"{figure.details} {origin}") for figure in figures]
 
 
-def _render_origin(facts: Description) -> str:
-    return (
-        f"Model {facts['checkpoint']} ({facts['weights']}), {facts['images']} images of {facts['data']} in random "
-        f"order, batches of {facts['batch_size']}, seed {facts['seed']}."
-    )
+def draw_figures(stored: Sequence[StoredFigure]) -> list[Figure | Notice]:
+    """Draw the figures of a recipe; a figure that cannot be drawn is replaced by a notice."""
+    drawn: list[Figure | Notice] = []
+    for figure in stored:
+        try:
+            drawn.extend(draw_figure(figure))
+        except (ValueError, KeyError) as error:
+            drawn.append(Notice(f"The figure {figure.name} of the store cannot be drawn: {error}."))
+    return drawn
