@@ -9,19 +9,7 @@ from typing import TYPE_CHECKING
 
 from ttvd.bench.figures import name_figures
 from ttvd.bench.study import study
-from ttvd.report.document import (
-    Block,
-    Code,
-    Document,
-    Facts,
-    Fold,
-    Notice,
-    Part,
-    Section,
-    Table,
-    Terms,
-    Text,
-)
+from ttvd.report.document import Block, Code, Document, Facts, Fold, Notice, Part, Section, Table, Terms, Text
 from ttvd.report.figures import draw_figures
 from ttvd.report.provenance import (
     format_corruptions,

@@ -342,8 +342,7 @@ def show_comparisons(
     panels = [
         Panel(to_svg(left), f"Difference in error to {reference}, in points: {texts}"),
         Panel(
-            to_svg(right),
-            f"In how many columns each line is better than, equal to or worse than {reference}",
+            to_svg(right), f"In how many columns each line is better than, equal to or worse than {reference}"
         ),
     ]
     caption = (

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
 from typing import TYPE_CHECKING
 
 from ttvd.bench.compare import Interval, paired_differences
@@ -50,9 +50,9 @@ def summary_table(results: Results) -> Table:
     """Return a row for each line: all metrics over all columns, time and the share kept."""
     metrics = (replace(ERROR, digits=2), replace(ECE, digits=2), replace(BATCH_ECE, digits=2), NLL, BRIER)
     cells = [metric_cells(results, results.columns, metric) for metric in metrics]
-    cells += [_time_cells(results), _kept_cells(results)]
+    cells += [time_cells(results), kept_cells(results)]
     headings = [Heading(m.title, m.note) for m in metrics] + [Heading("ms per image"), Heading("kept (%)")]
-    return _assemble(results, cells, headings, f"{results.study.recipe.name}-summary")
+    return line_table(results, cells, headings, f"{results.study.recipe.name}-summary")
 
 
 def domain_table(results: Results, columns: Sequence[Column], metric: Metric, name: str) -> Table:
@@ -61,13 +61,16 @@ def domain_table(results: Results, columns: Sequence[Column], metric: Metric, na
     one_severity = len({severity for _, severity in parts if severity}) == 1
     headings = [_shorten(name) if one_severity else f"{name} {severity}".strip() for name, severity in parts]
     cells = [metric_cells(results, [column], metric) for column in columns]
-    spans = [(family, len(list(group))) for family, group in groupby(_find_family(name) for name, _ in parts)]
+    spans = [
+        (family, len(list(group)))
+        for family, group in itertools.groupby(_find_family(name) for name, _ in parts)
+    ]
     if len(columns) > 1:
         cells.append(metric_cells(results, columns, metric))
         headings.append("mean")
         spans.append(("", 1))
     spans = [("", 2), *spans] if any(text for text, _ in spans) else []
-    return _assemble(results, cells, headings, name, spans)
+    return line_table(results, cells, headings, name, spans)
 
 
 def condition_table(results: Results, metric: Metric) -> Table:
@@ -75,7 +78,7 @@ def condition_table(results: Results, metric: Metric) -> Table:
     conditions = results.conditions()
     cells = [metric_cells(results, columns, metric) for columns in conditions.values()]
     name = f"{results.study.recipe.name}-conditions-{metric.name}"
-    return _assemble(results, cells, list(conditions), name)
+    return line_table(results, cells, list(conditions), name)
 
 
 def continual_table(results: Results, column: Column) -> Table | None:
@@ -98,7 +101,7 @@ def continual_table(results: Results, column: Column) -> Table | None:
             cells.append(_value_cell(results, line, [column], value, ERROR))
         columns.append(_mark_best(cells, results.lines))
     name = f"{results.study.recipe.name}-domains"
-    return _assemble(results, columns, [domain.label for domain in domains], name)
+    return line_table(results, columns, [domain.label for domain in domains], name)
 
 
 def rules_table(results: Results, metric: Metric) -> Table:
@@ -158,13 +161,14 @@ def rule_cell(line: Line) -> Cell:
     return text_cell(format_rule(line), note=format_pairs(line.parameters) or fixed)
 
 
-def _assemble(
+def line_table(
     results: Results,
     cells: Sequence[Sequence[Cell]],
     headings: Sequence[str | Heading],
     name: str,
     spans: Sequence[tuple[str, int]] = (),
 ) -> Table:
+    """Return a table with a row for each line, of columns of cells."""
     rows = [
         [title_cell(results, line), rule_cell(line), *(column[number] for column in cells)]
         for number, line in enumerate(results.lines)
@@ -218,7 +222,8 @@ def _find_lowest(cells: Sequence[Cell], candidates: Sequence[int]) -> list[int]:
     return [number for number, value in shown.items() if value == min(shown.values())]
 
 
-def _time_cells(results: Results) -> list[Cell]:
+def time_cells(results: Results) -> list[Cell]:
+    """Return the milliseconds for each image of all lines."""
     times = [results.milliseconds(line) for line in results.lines]
     return [
         MISSING if time is None else Cell(f"{time:.3g}", time, link=f"#{results.anchor(line)}")
@@ -226,7 +231,8 @@ def _time_cells(results: Results) -> list[Cell]:
     ]
 
 
-def _kept_cells(results: Results) -> list[Cell]:
+def kept_cells(results: Results) -> list[Cell]:
+    """Return the share of samples that all lines use in gradient steps."""
     shares = [results.kept(line) for line in results.lines]
     return [
         Cell("-", "", hint="takes no gradient steps")
@@ -286,9 +292,8 @@ def compare_lines(results: Results, label: str | None = None) -> list[PairedComp
         [pair_records(line.runs.get(c, ()), other.runs.get(c, ())) for c in results.columns]
         for line, other in pairs
     ]
-    everything = [pair for columns in matched for pair in columns] + [_join_pairs(c) for c in matched]
-    found = iter(paired_differences([pair for pair in everything if pair[0]], draws=DRAWS))
-    intervals = [next(found) if pair[0] else None for pair in everything]
+    joined = [_join_pairs(columns) for columns in matched]
+    intervals = paired_differences([*itertools.chain(*matched), *joined], draws=DRAWS)
     comparisons = []
     for number, ((line, other), columns) in enumerate(zip(pairs, matched, strict=True)):
         single = intervals[number * len(columns) : (number + 1) * len(columns)]

@@ -203,9 +203,9 @@ def show_partitions(plane: FeaturePlane) -> Figure:
         f"{noun.capitalize()}s {list_names(plane.names)}; {describe_images(facts)}. Gradient methods use SGD with "
         f"learning rate {facts['lr']:g}. Cells are exact, except those of the cluster-induced Voronoi diagram: "
         f"exponent {facts['gamma']:g} on {plane.resolution} x {plane.resolution} points. “All sites” is the power "
-        f"diagram of the head's sites for all pairs of {noun} and rotation; CIPD's own cells are not drawn. The sites of "
-        f"the power diagrams lie close to the origin of the features and are left out. In C each of {MOST_IMAGES} {noun}s "
-        f"is drawn {views} times, with a ring if the joint prediction is wrong."
+        f"diagram of the head's sites for all pairs of {noun} and rotation; CIPD's own cells are not drawn. The sites "
+        f"of the power diagrams lie close to the origin of the features and are left out. In C each of {MOST_IMAGES} "
+        f"{noun}s is drawn {views} times, with a ring if the joint prediction is wrong."
     )
     rows = (
         PanelRow(
