@@ -14,8 +14,8 @@ from matplotlib.figure import Figure
 
 from ttvd.data import streams
 from ttvd.data.digits import load_digits_5k
+from ttvd.report.charts import plot_stream
 from ttvd.report.contact_sheet import contact_sheet
-from ttvd.report.streams import plot_stream
 
 
 def draw_streams(path: Path) -> None:

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.bench.test_store import FACTS, make_run
-from tests.report.fakes import BASIC, FakeStore, fake_run, list_members
+from tests.helpers.report import BASIC, FakeStore, fake_run, list_members
 from ttvd.bench.recipe import parse_recipe
 from ttvd.bench.run import Record, Row
 from ttvd.bench.spec import Member, Run, Spec

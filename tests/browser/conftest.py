@@ -12,12 +12,13 @@ import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
 from tools.find_browser import find_browser
 
-from tests.report.fakes import BASIC, FakeStore
+from tests.helpers.report import BASIC, FakeStore
 from ttvd.bench.store import Store
 from ttvd.report.diff import make_diff_page
-from ttvd.report.page import Cell, Table, render
-from ttvd.report.page import Page as DemoPage
-from ttvd.report.study_page import make_page, write_report
+from ttvd.report.document import Cell, Table
+from ttvd.report.document import Page as DemoPage
+from ttvd.report.html import write_report
+from ttvd.report.study import make_page
 
 SHOTS = Path(__file__).parents[2] / "out" / "browser"
 QUIET = [

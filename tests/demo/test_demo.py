@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from ttvd.demo.everything import measure_method
+from ttvd.demo.job import DOMAINS, ENTRIES, Domain, Entry, measure
 from typer.testing import CliRunner
 
 import ttvd
 from ttvd.cli.main import app
 from ttvd.data.digits import split_digits
-from ttvd.demo.everything import measure_method
-from ttvd.demo.job import DOMAINS, ENTRIES, Domain, Entry, measure
-from ttvd.demo.sources import PLANS, SPECIAL_PLANS, Plan, train_source
+from ttvd.demo.sources import SPECIAL_PLANS, train_source
 from ttvd.source import Epoch, evaluate
 from ttvd.zoo.catalog import available
 

@@ -55,14 +55,14 @@ def report(
 
 def _make_page(store: "Reader", recipes: list[str], reference: str | None) -> "Document":
     from ttvd.methods import list_methods
-    from ttvd.report.study_page import make_page
+    from ttvd.report.study import make_page
 
     summaries = {name: method.summary for name, method in list_methods().items()}
     return make_page(store, recipes, reference=reference, methods=summaries)
 
 
 def _write(page: "Document", out: Path, name: str, console: "Console") -> None:
-    from ttvd.report.study_page import write_report
+    from ttvd.report.html import write_report
 
     first, *tables = write_report(page, out, name)
     for notice in page.notices:

@@ -88,7 +88,7 @@ def _render_block(block: Block, level: int, pictures: dict[str, bytes]) -> str:
     if isinstance(block, Notice):
         return f"**{_prose(block.text)}**"
     if isinstance(block, Provenance):
-        facts = " ".join(f"{name}: {_render_value(value)}." for name, value in block.facts)
+        facts = " ".join(f"{_prose(name)}: {_render_value(value)}." for name, value in block.facts)
         return f"> `{block.command}`. {facts}"
     if isinstance(block, Table):
         return f"{to_markdown(block)}\n{_prose(block.caption)}"
@@ -100,13 +100,18 @@ def _render_block(block: Block, level: int, pictures: dict[str, bytes]) -> str:
 
 
 def _render_figure(figure: Figure, level: int, pictures: dict[str, bytes]) -> str:
-    panels = [panel for row in figure.rows for panel in row.panels]
     name = figure.name or re.sub(r"\W+", "-", figure.title.lower()).strip("-")
-    stems = [name] if len(panels) == 1 else [f"{name}-{number}" for number in range(1, len(panels) + 1)]
-    pictures |= {f"{stem}.svg": panel.svg for stem, panel in zip(stems, panels, strict=True)}
-    images = [f"![{stem}](figures/{stem}.svg)" for stem in stems]
-    title = f"{'#' * level} {_prose(figure.title)}" if figure.title else ""
-    return "\n\n".join(filter(None, [title, _prose(figure.caption), *images, _prose(figure.details)]))
+    single = sum(len(row.panels) for row in figure.rows) == 1
+    parts = [f"{'#' * level} {_prose(figure.title)}" if figure.title else "", _prose(figure.caption)]
+    number = 0
+    for row in figure.rows:
+        parts.append(_prose(row.heading))
+        for panel in row.panels:
+            number += 1
+            stem = name if single else f"{name}-{number}"
+            pictures[f"{stem}.svg"] = panel.svg
+            parts.append(f"![{stem}](figures/{stem}.svg)")
+    return "\n\n".join(filter(None, [*parts, _prose(figure.details)]))
 
 
 def _render_facts(pairs: Pairs) -> str:
