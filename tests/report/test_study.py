@@ -116,7 +116,7 @@ def test_both_calibration_errors_are_told_apart(html: str) -> None:
 
 def test_rules_and_methods_are_explained(html: str) -> None:
     words = html.partition('id="glossary"')[2].partition("<section")[0]
-    for text in ("It has seen the test labels", "this can be deployed", "Minimises &lt;entropy&gt;."):
+    for text in ("used the test labels", "this can be deployed", "Minimises &lt;entropy&gt;."):
         assert text in words
     assert "not here" not in words
     assert "oracle" not in words

@@ -67,14 +67,14 @@ def _train(folder: Path, console: "Console") -> None:
 
 
 def _print_table(table: "Table", title: str, console: "Console") -> None:
-    """Print a table without the columns that are the same in all rows of the demo."""
+    """Print a table without the rule of selection, which is the same in all rows, and without memory."""
     from rich import box
     from rich.table import Table as Shown
     from rich.text import Text
 
     shown = Shown(title=Text(f"{title}; the best of a column is bold"), box=box.SIMPLE_HEAD, pad_edge=False)
     headings = table.full_headings()
-    columns = [number for number, heading in enumerate(headings) if heading.text != "chosen by"]
+    columns = [number for number, heading in enumerate(headings) if heading.text not in ("chosen by", "peak MB")]
     for number in columns:
         name = Text(headings[number].text.replace(" ", "\n"))
         shown.add_column(name, justify="right" if number else "left", no_wrap=True)

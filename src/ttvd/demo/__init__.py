@@ -107,19 +107,18 @@ def run_demo(
 
 def demo_table(results: Results) -> Table:
     """Return a row for each line: error of each domain, their mean, ECE, time, share kept and peak memory."""
-    from ttvd.report.document import MISSING, Cell, Heading
+    from ttvd.report.document import MISSING, Cell
     from ttvd.report.results import ECE, ERROR
     from ttvd.report.tables import kept_cells, line_table, metric_cells, time_cells
 
     groups = [[column] for column in results.columns] if len(results.columns) > 1 else []
     cells = [metric_cells(results, group, ERROR) for group in [*groups, results.columns]]
     cells += [metric_cells(results, results.columns, ECE), time_cells(results), kept_cells(results)]
-    peaks = [[run.facts.peak for run in results.runs(line)] for line in results.lines]
-    known = [max((peak / 1e6 for peak in line if peak is not None), default=None) for line in peaks]
-    cells.append([MISSING if peak is None else Cell(f"{peak:.0f}", peak) for peak in known])
+    peaks = [[run.facts.peak or 0 for run in results.runs(line)] for line in results.lines]
+    cells.append([Cell(f"{max(peak) / 1e6:.0f}", max(peak)) if any(peak) else MISSING for peak in peaks])
     headings = [f"{column.domain} (%)" for (column,) in groups]
     headings += ["error (%)", "ECE (%)", "ms per image", "kept (%)", "peak MB"]
-    return line_table(results, cells, list(map(Heading, headings)), "table")
+    return line_table(results, cells, headings, "table")
 
 
 def compare_rivals(results: Results) -> list[str]:
@@ -128,8 +127,9 @@ def compare_rivals(results: Results) -> list[str]:
 
     sentences = []
     for rival in [line.label for line in results.lines if line.label in RIVALS]:
-        (gap,) = [item.total for item in compare_lines(results, rival) if item.line.label == "ttvd"]
-        if gap is not None:
+        for gap in [item.total for item in compare_lines(results, rival) if item.line.label == "ttvd"]:
+            if gap is None:
+                continue
             low, middle, high = (f"{100 * share:+.2f}" for share in (gap.low, gap.difference, gap.high))
             text = f"{middle} points of error, 95 % paired interval {low} to {high}: {VERDICTS[gap.verdict]}"
             sentences.append(f"ttvd against {rival}: {text}.")

@@ -63,13 +63,13 @@ GLOSSARY = (
     ("Brier", "Squared distance between the probabilities and the truth, summed over classes; from 0 to 2."),
     (
         "ms per image",
-        "Median time of a batch divided by its size: prediction and adaptation, the device included.",
+        "Median time of a batch divided by its size: prediction and adaptation, including the device.",
     ),
     ("kept", "Share of the images that took part in gradient steps; methods without steps have none."),
     (
         "±",
         "Standard deviation over seeds. A seed decides the order of the stream and the random parts of the method; the "
-        "source model and the corrupted images stay the same, so the spread says nothing of other models or images.",
+        "source model and the corrupted images stay the same, so it says nothing about other models or images.",
     ),
     (
         "†",
@@ -78,15 +78,15 @@ GLOSSARY = (
 )
 
 RULES = {
-    "last": "One fixed setting, the adapter used as it is. No labels are needed: this can be deployed.",
+    "last": "One fixed setting. No labels are needed: this can be deployed.",
     "validation": "The setting of the grid with the lowest mean error on corruptions that are held out for this and "
     "not reported. No labels of the reported data are used: this can be deployed.",
-    "grid-best": "The setting of the grid with the lowest mean error on the very data that is reported, as many papers "
-    "do it. It has seen the test labels, so it flatters, most of all large grids.",
+    "grid-best": "The setting of the grid with the lowest mean error on the reported data itself, as in many papers. "
+    "It has used the test labels, so it is too optimistic, most of all for large grids.",
     "oracle": "Several steps on each batch, of which the labels of the batch choose the best, as TTAB defines it; "
-    "where there is a grid, the test labels choose its setting too. It shows what labels could gain on a batch, is "
-    "never a result and cannot be the best of a column. It may start afresh at each batch and use fewer images than "
-    "the other lines, and then it is no bound for them.",
+    "the test labels also choose the setting of a grid. It shows what labels could gain on a batch, is never a result "
+    "and cannot be the best of a column. It may reset before each batch and use fewer images than the other lines; "
+    "then it is not a bound for them.",
 }
 """Rules of selection and what they do."""
 

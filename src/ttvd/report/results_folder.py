@@ -60,26 +60,29 @@ if TYPE_CHECKING:
     from ttvd.bench.study import Column, Line
     from ttvd.report.tables import PairedComparison
 
-MADE = "<!-- Made by `make results`; what is changed here is lost. -->"
+MADE = "<!-- Made by `make results`; changes to this file are lost. -->"
 _BEGINNING = 200  # bytes of a file in which this mark must stand
 
 INTRODUCTION = f"""{MADE}
 # Results
 
 `make results` makes every document and figure here from the rows in `rows/`, offline, and gives the same bytes
-each time. `rows/NAME.csv` has a line for each run: its spec, the circumstances, the sums that all numbers come from,
-and a digest; `rows/NAME.toml` is the recipe. [paper.toml](paper.toml) has the paper's numbers.
+each time. `rows/NAME.csv` has a line for each run: its spec, devices and versions, the sums behind all numbers, and a
+digest; `rows/NAME.toml` is the recipe. [paper.toml](paper.toml) has the paper's numbers.
 
 ```sh
 ttvd bench recipes/NAME.toml --store out/NAME.db  # measure; see docs/benchmark.md
-ttvd runs out/NAME.db --pack results/rows         # take the runs over; those that are there already stay
+ttvd runs out/NAME.db --pack results/rows         # add the runs; runs that are there already stay
 make results
 ttvd report results/rows/NAME.csv --out out/NAME  # a page to explore
-ttvd runs out/mine.db --unpack results/rows/NAME.csv  # go on from these runs, e.g. with a method of yours
+ttvd runs out/mine.db --unpack results/rows/NAME.csv  # continue from these runs, e.g. with a method of yours
 ```
 """
 MAIN = ("table1-cifar10", "table1-cifar100")
 """Recipes of the main table, as far as there are runs."""
+
+README_LINES = {"source": "source", "bn": "bn", "tent": "Tent", "SLA + tent": "SLA + Tent", "ttvd": "ttvd"}
+"""Lines of the table of the project's README, and how it calls them."""
 
 BEGIN, END = "<!-- main table: begin -->", "<!-- main table: end -->"
 SHOWN = {ERROR: "Error", ECE: "ECE over the stream", BATCH_ECE: "ECE of single batches"}
@@ -110,7 +113,7 @@ def write_results(folder: Path, readme: Path | None = None) -> list[Path]:
     files[folder / "README.md"] = render_index(several, printed).encode()
     if readme is not None:
         text = readme.read_text(encoding="utf-8")
-        filled = fill_markers(text, main_table(pick_main(several), printed))
+        filled = fill_markers(text, readme_table(pick_main(several)))
         files |= {readme: filled.encode()} if filled != text else {}
     for path in _list_made(folder):
         if path not in files:
@@ -223,7 +226,7 @@ def _table_sections(
             add(f"Domain after domain: {column.label}", visits, text, [column])
     if comparisons:
         table = replace(comparison_table(results, comparisons), caption=COMPARISONS)
-        sections.append(Section("Who beats whom", "", [_provenance(results, results.all_runs()), table]))
+        sections.append(Section("Paired comparisons", "", [_provenance(results, results.all_runs()), table]))
     return sections
 
 
@@ -264,15 +267,16 @@ def render_index(several: Sequence[Results], printed: Mapping[str, Printed]) -> 
             )
         parts += [
             to_markdown(Table(["study", "runs", "missing", "hardware", "measured"], rows)).strip(),
-            "Runs: those that the tables show; those that only chose settings come on top.",
+            "Runs: those that the tables show, without those that only chose settings.",
         ]
     else:
         parts.append("No rows yet.")
-    parts.append(f"The main table of the project's README stands between `{BEGIN}` and `{END}` there.")
+    if table := main_table(pick_main(several), printed):
+        parts += ["## Main table", table.strip()]
     slips = [f"{name}, {slip}" for name, numbers in printed.items() for slip in numbers.slips()]
     if slips:
-        text = "The paper's averages that do not match their rows; our tables show the means of the rows:"
-        parts.append("\n".join([text, "", *(f"- {slip}" for slip in slips)]))
+        text = "Averages in the paper that do not match their rows; our tables show the means of the rows:"
+        parts += ["## Slips in the paper", "\n".join([text, "", *(f"- {slip}" for slip in slips)])]
     return "\n\n".join(parts) + "\n"
 
 
@@ -299,8 +303,7 @@ def main_table(several: Sequence[Results], printed: Mapping[str, Printed]) -> st
     headings += [heading for _ in shown for heading in ("paper", "grid-best", "validation", ECE.title)]
     spans = [("", 1)]
     for results in shown:
-        title = results.study.recipe.title.rpartition(":")[2].strip()
-        spans += [(f"{title} error (%)", 3), (title, 1)]
+        spans += [(f"{_short_title(results)} error (%)", 3), (_short_title(results), 1)]
     text = to_markdown(Table(headings, rows, spans=spans, name="main", heads=True))
     return f"{text}\n{_EXPLAIN} {' '.join(_describe_origin(results) for results in shown)}\n"
 
@@ -309,7 +312,9 @@ _EXPLAIN = (
     "Mean over the corruptions, ± over seeds; lines without a grid have one setting, shown under both rules. grid-best "
     "takes the setting that is best on the reported data, as the paper does; validation takes the one that is best on "
     "held-out corruptions, and the ECE (over the whole stream) is that line's. Bold: the lowest of all; underlined: "
-    "the lowest of those chosen without test labels, where that is another."
+    "the lowest of those chosen without test labels, where that is another. Parts of ttvd's default (consensus loss, "
+    "information maximization, a weight of 0.3) were first compared on these corruptions, so its setting is not free of "
+    "selection."
 )
 
 
@@ -334,7 +339,45 @@ def _describe_origin(results: Results) -> str:
     facts = dict(list_facts(results.all_runs()))
     words = [f"{facts['Runs']} runs", f"seeds {facts['Seeds']}"]
     words += [facts[name] for name in ("Data", "Precision", "Hardware", "Versions", "Measured")]
-    return f"[{recipe.title}](results/{recipe.name}.md): `{command}`; {'; '.join(words)}."
+    return f"[{recipe.title}]({recipe.name}.md): `{command}`; {'; '.join(words)}."
+
+
+def readme_table(several: Sequence[Results]) -> str:
+    """Return the table of a README, Markdown: error and ECE of a few lines, by the rules without test labels.
+
+    Args:
+        several: The studies, in order; those without runs are left out.
+    """
+    shown = [results for results in several if results.all_runs()]
+    columns: list[dict[str, Cell]] = []
+    headings: list[str | Heading] = ["method"]
+    for results in shown:
+        lines = {line.label: line for line in results.lines if line.rule in ("last", "validation")}
+        for metric in (ERROR, ECE):
+            cells = cells_by_line(results, metric)
+            column = {label: replace(cells[id(lines[label])], marked=False) for label in lines}
+            lowest = min((float(column[n].value) for n in README_LINES if n in column), default=None)
+            columns.append({n: replace(cell, best=cell.value == lowest) for n, cell in column.items()})
+            headings.append(f"{_short_title(results)} {metric.title}")
+    labels = [label for label in README_LINES if any(label in column for column in columns)]
+    if not labels:
+        return ""
+    rows = [
+        [text_cell(README_LINES[label]), *(column.get(label, NOT_ASKED) for column in columns)]
+        for label in labels
+    ]
+    seeds = dict(list_facts([run for results in shown for run in results.all_runs()]))["Seeds"]
+    links = ", ".join(f"[{_short_title(r)}](results/{r.study.recipe.name}.md)" for r in shown)
+    text = (
+        f"Means over the corruptions, ± over the seeds {seeds}. Lines with a grid take the setting that is best on "
+        f"held-out corruptions. All lines, the paper's numbers, commands and hardware: {links}."
+    )
+    return f"{to_markdown(Table(headings, rows))}\n{text}\n"
+
+
+def _short_title(results: Results) -> str:
+    """Return the title of a study without what comes before its colon."""
+    return results.study.recipe.title.rpartition(":")[2].strip()
 
 
 def fill_markers(text: str, table: str) -> str:

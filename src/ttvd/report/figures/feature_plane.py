@@ -30,7 +30,7 @@ MOST_IMAGES = 150
 PARTITIONS = (
     ("vd", "Voronoi", "source"),
     ("pd", "power", "source"),
-    ("civd", "cluster-induced Voronoi", "SLA + source"),
+    ("civd", "cluster-induced", "SLA + source"),
     ("cipd", "power, all sites", "SLA + source"),
 )
 # Run, diagram below it, title of the panel.
@@ -231,7 +231,7 @@ def _show_partition(plane: FeaturePlane, name: str, title: str, run: str) -> Pan
     trace = plane.data.traces[run]
     wrong = plane.misplaced(trace, name)
     share = f"{wrong.mean():.0%} misplaced"
-    ax = plane.draw_features(trace, plane.draw_cells(name, _fit_title(title, share)), wrong)
+    ax = plane.draw_features(trace, plane.draw_cells(name, f"{title}: {share}"), wrong)
     return Panel(
         to_svg(ax), f"{title} diagram over the features of corrupted {image_noun(plane.names)}s: {share}"
     )
@@ -240,13 +240,8 @@ def _show_partition(plane: FeaturePlane, name: str, title: str, run: str) -> Pan
 def _show_run(plane: FeaturePlane, name: str, diagram: str, title: str) -> Panel:
     trace = plane.data.traces[name]
     wrong = np.broadcast_to(trace.wrong, trace.features.shape[:2])
-    ax = plane.draw_features(trace, plane.draw_cells(diagram, _fit_title(title, f"{trace.error:.1%}")), wrong)
+    ax = plane.draw_features(trace, plane.draw_cells(diagram, f"{title}: {trace.error:.1%}"), wrong)
     return Panel(to_svg(ax), f"Features and cells of {title}: error {trace.error:.1%}")
-
-
-def _fit_title(title: str, number: str) -> str:
-    """Join a title and a number in one line, or in two lines if the panel is too narrow."""
-    return f"{title}: {number}" if len(title) + len(number) < 30 else f"{title}:\n{number}"
 
 
 def show_agreement(plane: FeaturePlane) -> Figure:
