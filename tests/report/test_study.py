@@ -9,7 +9,7 @@ from typing import cast
 
 import pytest
 
-from tests.helpers.report import BASIC, CONDITIONS, FakeStore, fake_study, pick
+from tests.helpers.report import BASIC, CONDITIONS, FIXED, FakeStore, fake_study, pick
 from ttvd.bench.store import Figure, Store
 from ttvd.bench.store.pack import Pack, write_pack
 from ttvd.report.document import Document
@@ -17,7 +17,8 @@ from ttvd.report.html import render_html, write_report
 from ttvd.report.provenance import list_overrides
 from ttvd.report.results import GLOSSARY, Results, chosen_without_labels, format_rule
 from ttvd.report.study import add_caption, make_page
-from ttvd.report.tables import summary_table
+from ttvd.report.study_figures import show_comparisons
+from ttvd.report.tables import compare_lines, summary_table
 
 METHODS = {"tent": "Minimises <entropy>.", "lame": "not here"}
 
@@ -197,7 +198,7 @@ def test_the_same_store_gives_the_same_page() -> None:
 
 
 def test_a_failure_of_packed_runs_has_no_time(tmp_path: Path) -> None:
-    fake = FakeStore(("basic", BASIC), batches=2)
+    fake = FakeStore(("basic", FIXED), batches=2)
     fake.break_run(next(iter(fake.runs)), "Traceback: it broke")
     packed = Pack(write_pack(cast(Store, fake), "basic", tmp_path)[0])
     for store, told in ((cast(Store, fake), True), (packed, False)):
@@ -236,11 +237,13 @@ def test_the_headline_is_of_a_line_that_saw_no_test_labels() -> None:
     assert "chosen without test labels" in page.highlights[1][1]
 
 
-def test_intervals_over_few_batches_are_called_too_narrow() -> None:
-    html = [render_html(make_page(cast(Store, FakeStore(("basic", BASIC), batches=n)))) for n in (8, 40)]
-    assert "With only 8 batches in a stream they are too narrow" in html[0]
-    assert "too narrow" not in html[1]
-    assert all("not of others, and nothing is corrected" in text for text in html)
+@pytest.mark.parametrize(("batches", "too_few"), [(8, True), (40, False)])
+def test_intervals_over_few_batches_are_called_too_narrow(batches: int, too_few: bool) -> None:
+    results = Results(FakeStore(("basic", FIXED), batches=batches).study("basic"))
+    figure = show_comparisons(results, compare_lines(results), results.lines)
+    assert figure is not None
+    assert (f"only {batches} batches" in figure.details) == too_few
+    assert "not of others" in figure.details
 
 
 def test_options_of_the_command_line_are_part_of_the_command() -> None:

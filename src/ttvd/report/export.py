@@ -63,7 +63,7 @@ def render_markdown(document: Document) -> tuple[str, dict[str, bytes]]:
         <BLANKLINE>
         ## Results
         <BLANKLINE>
-        a \\\\< b
+        a \\< b
     """
     pictures: dict[str, bytes] = {}
     parts = [f"# {_prose(document.title)}", *map(_prose, document.lead)]

@@ -313,8 +313,8 @@ _EXPLAIN = (
     "takes the setting that is best on the reported data, as the paper does; validation takes the one that is best on "
     "held-out corruptions, and the ECE (over the whole stream) is that line's. Bold: the lowest of all; underlined: "
     "the lowest of those chosen without test labels, where that is another. Parts of ttvd's default (consensus loss, "
-    "information maximization, a weight of 0.3) were first compared on these corruptions, so its setting is not free of "
-    "selection."
+    "information maximization, a weight of 0.3) were first compared on these corruptions, so its setting is not free "
+    "of selection."
 )
 
 
