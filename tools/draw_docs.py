@@ -1,9 +1,9 @@
-"""Draw the pictures of the documents.
+"""Draw pictures of the documentation.
 
     python tools/draw_docs.py docs/images
 
 Writes streams.png (class over time of six streams) and corruptions.png (one digit, every corruption at every severity).
-The picture of the README is the first figure of the demo's page, photographed in a browser.
+The picture of the README is a screenshot of the figure "Cells in the feature plane" of the demo's page.
 """
 
 import argparse

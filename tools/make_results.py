@@ -2,7 +2,7 @@
 
     python tools/make_results.py [FOLDER]
 
-Works offline, and gives the same bytes each time. The main table goes into README.md, between its markers.
+Works offline and gives the same bytes each time. A table of five rows goes into README.md, between its markers.
 """
 
 import argparse

@@ -175,7 +175,7 @@ def test_gaps_are_told(folder: Path) -> None:
     fake.lose(next(iter(fake.runs)))
     pack(folder, "sizes", SIZES, fake)
     write_results(folder)
-    assert "**Not complete: 0 runs failed, 1 are not done" in (folder / "sizes.md").read_text(
+    assert "**Not complete: 0 runs failed, 1 not done" in (folder / "sizes.md").read_text(
         encoding="utf-8"
     )
 

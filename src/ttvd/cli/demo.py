@@ -74,7 +74,9 @@ def _print_table(table: "Table", title: str, console: "Console") -> None:
 
     shown = Shown(title=Text(f"{title}; the best of a column is bold"), box=box.SIMPLE_HEAD, pad_edge=False)
     headings = table.full_headings()
-    columns = [number for number, heading in enumerate(headings) if heading.text not in ("chosen by", "peak MB")]
+    columns = [
+        number for number, heading in enumerate(headings) if heading.text not in ("chosen by", "peak MB")
+    ]
     for number in columns:
         name = Text(headings[number].text.replace(" ", "\n"))
         shown.add_column(name, justify="right" if number else "left", no_wrap=True)

@@ -8,14 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 
 @dataclass(frozen=True)
 class Code:
     """The text of a file, a command or a log."""
-
-    kind: ClassVar[str] = "code"
 
     text: str
 
@@ -23,8 +20,6 @@ class Code:
 @dataclass(frozen=True)
 class Link:
     """A link to another file."""
-
-    kind: ClassVar[str] = "link"
 
     text: str
     target: str
@@ -37,16 +32,12 @@ Pairs = Sequence[tuple[str, str | Code | Link]]
 class Text:
     """Paragraphs."""
 
-    kind: ClassVar[str] = "text"
-
     paragraphs: Sequence[str]
 
 
 @dataclass(frozen=True)
 class Facts:
     """Names and short values."""
-
-    kind: ClassVar[str] = "facts"
 
     pairs: Pairs
 
@@ -55,16 +46,12 @@ class Facts:
 class Terms:
     """Terms and the sentences that explain them."""
 
-    kind: ClassVar[str] = "terms"
-
     pairs: Pairs
 
 
 @dataclass(frozen=True)
 class Notice:
     """A sentence that readers must not miss; ``good`` if it is not a warning."""
-
-    kind: ClassVar[str] = "notice"
 
     text: str
     good: bool = False
@@ -73,8 +60,6 @@ class Notice:
 @dataclass(frozen=True)
 class Provenance:
     """How the numbers of the next block were made: the command, and names and values."""
-
-    kind: ClassVar[str] = "provenance"
 
     command: str
     facts: Pairs
@@ -91,8 +76,6 @@ class Fold:
         anchor: Name that links point to.
     """
 
-    kind: ClassVar[str] = "fold"
-
     title: str
     blocks: Sequence[Block]
     note: str = ""
@@ -102,8 +85,6 @@ class Fold:
 @dataclass(frozen=True)
 class Part:
     """Blocks under a heading."""
-
-    kind: ClassVar[str] = "part"
 
     title: str
     blocks: Sequence[Block]
@@ -149,8 +130,6 @@ class Figure:
         details: How the figure was made, in small print below it.
         name: Name of the file for formats that keep pictures in files of their own.
     """
-
-    kind: ClassVar[str] = "figure"
 
     title: str
     caption: str
@@ -223,8 +202,6 @@ class Table:
         heads: Whether the first cell of each row is its heading, which stays visible when readers scroll.
         tags: Tags of the rows, by which readers can hide some; empty for none.
     """
-
-    kind: ClassVar[str] = "table"
 
     headings: Sequence[str | Heading]
     rows: Sequence[Sequence[Cell]]

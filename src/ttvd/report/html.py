@@ -29,7 +29,12 @@ def render_html(document: Document) -> str:
         lstrip_blocks=True,
     )
     template = environment.get_template("page.html.jinja")
-    return template.render(document=document, downloads=_list_downloads, embed=_embed_svg).lstrip()
+    helpers = {
+        "kind": lambda block: type(block).__name__.lower(),
+        "downloads": _list_downloads,
+        "embed": _embed_svg,
+    }
+    return template.render(document=document, **helpers).lstrip()
 
 
 def write_report(document: Document, folder: Path, page: str = "index.html") -> list[Path]:

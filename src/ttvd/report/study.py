@@ -291,8 +291,8 @@ def list_gaps(results: Results) -> list[Notice]:
         return []
     return [
         Notice(
-            f"Not complete: {study.failed} runs failed, {study.missing} are not done. Numbers that they affect carry "
-            "a dagger (†) or are empty; a rule with missing runs compares the settings that have a complete seed, by "
+            f"Not complete: {count(study.failed, 'run')} failed, {study.missing} not done. Numbers that they affect "
+            "carry a dagger (†) or are empty; a rule with missing runs compares the settings that have a complete seed, by "
             "the seeds that all of these have."
         )
     ]

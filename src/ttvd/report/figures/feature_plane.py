@@ -221,7 +221,7 @@ def show_partitions(plane: FeaturePlane) -> Figure:
         PanelRow(
             [_show_run(plane, *run) for run in ALL_VIEWS],
             4,
-            f"C. All {views} rotations of each {noun}: “batch statistics, no step” is TTVD's model without its steps",
+            f"C. All {views} rotations of each {noun}: “no step” is the same model with batch statistics alone",
         ),
     )
     return Figure("Cells in the feature plane (the paper's Figure 1)", caption, rows, plane.key, details)
