@@ -292,7 +292,7 @@ def list_gaps(results: Results) -> list[Notice]:
     return [
         Notice(
             f"Not complete: {count(study.failed, 'run')} failed, {study.missing} not done. Numbers that they affect "
-            "carry a dagger (†) or are empty; a rule with missing runs compares the settings that have a complete seed, by "
+            "carry a dagger (†) or are empty; a rule with missing runs compares the settings with a complete seed, by "
             "the seeds that all of these have."
         )
     ]
