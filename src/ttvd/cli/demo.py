@@ -24,7 +24,8 @@ def demo(
     """Adapt digit classifiers to corrupted digits; print a table and write a page."""
     from rich.console import Console
 
-    from ttvd.cli.bench_watch import Bars, Lines
+    from ttvd.cli.bench_watch import Bars as LiveProgress
+    from ttvd.cli.bench_watch import Lines as LineProgress
     from ttvd.cli.needs import require
     from ttvd.data.digits import split_digits
     from ttvd.demo import compare_rivals, demo_table, read_demo_recipe, run_demo
@@ -39,7 +40,7 @@ def demo(
     if checkpoints is not None:
         _train(checkpoints, console)
     recipe = read_demo_recipe("every-method" if every_method else "demo", quick=quick, seed=seed)
-    with Bars(console) if console.is_terminal else Lines(console) as watch:
+    with LiveProgress(console) if console.is_terminal else LineProgress(console) as watch:
         made = run_demo(recipe, out, checkpoints=checkpoints, watch=watch)
     table = demo_table(made.results)
     with open_atomic(out / "table.csv", sync=False) as file:
