@@ -5,16 +5,15 @@ from pathlib import Path
 import pytest
 import typer.testing
 
-from tests.report.fakes import BASIC, FakeStore
+from tests.helpers.report import FIXED, FakeStore
 from ttvd.bench.store import Store
 from ttvd.cli.main import app
 
 RUNNER = typer.testing.CliRunner()
-SMALL = BASIC.replace('rules = ["grid-best", "validation"]', "").replace("[grid]\nlr = [0.001, 0.0005]", "")
 
 
 def save(path: Path, seeds: str = "[0, 1]") -> Path:
-    fake = FakeStore(("small", SMALL.replace("[0, 1]", seeds)), batches=3)
+    fake = FakeStore(("small", FIXED.replace("[0, 1]", seeds)), batches=3)
     with Store(path) as store:
         store.save_recipe("small", fake.texts["small"], fake.members("small"))
         for run in fake.runs.values():

@@ -1,9 +1,9 @@
-"""Draw the pictures of the documents.
+"""Draw pictures of the documentation.
 
     python tools/draw_docs.py docs/images
 
 Writes streams.png (class over time of six streams) and corruptions.png (one digit, every corruption at every severity).
-The picture of the README is the first figure of the demo's page, photographed in a browser.
+The picture of the README is a screenshot of the figure "Cells in the feature plane" of the demo's page.
 """
 
 import argparse
@@ -14,8 +14,8 @@ from matplotlib.figure import Figure
 
 from ttvd.data import streams
 from ttvd.data.digits import load_digits_5k
+from ttvd.report.charts import plot_stream
 from ttvd.report.contact_sheet import contact_sheet
-from ttvd.report.streams import plot_stream
 
 
 def draw_streams(path: Path) -> None:

@@ -2,14 +2,14 @@
 
     python tools/make_results.py [FOLDER]
 
-Works offline, and gives the same bytes each time. The main table goes into README.md, between its markers.
+Works offline and gives the same bytes each time. A table of five rows goes into README.md, between its markers.
 """
 
 import argparse
 import sys
 from pathlib import Path
 
-from ttvd.report.folder import write_results
+from ttvd.report.results_folder import write_results
 
 ROOT = Path(__file__).parents[1]
 

@@ -13,8 +13,8 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from tests.helpers.report import BASIC, FakeStore
 from tests.helpers.store import FACTS, make_row, make_run, temporary_folder
-from tests.report.fakes import BASIC, FakeStore
 from ttvd.bench.packed import (
     COLUMNS,
     PackedRecord,
@@ -30,8 +30,8 @@ from ttvd.bench.spec import Domain, Member, Run
 from ttvd.bench.store import Store
 from ttvd.bench.study import study
 from ttvd.metrics import RunningMetrics
-from ttvd.report.comparisons import hold_duels
 from ttvd.report.results import Results
+from ttvd.report.tables import compare_lines
 
 RULES = BASIC.replace('["grid-best", "validation"]', '["grid-best", "validation", "oracle"]')
 METRICS = ("error", "nll", "brier", "ece", "batch_ece", "n")
@@ -134,8 +134,8 @@ def test_every_rule_chooses_the_same_and_shows_the_same(packed: Path) -> None:
         )  # fmt: skip
         for metric in METRICS:
             assert one.values(metric, ours.columns) == other.values(metric, theirs.columns)
-    assert [comparison.total for comparison in hold_duels(Results(ours))] == [
-        d.total for d in hold_duels(Results(theirs))
+    assert [comparison.total for comparison in compare_lines(Results(ours))] == [
+        d.total for d in compare_lines(Results(theirs))
     ]
     ours_, theirs_ = Results(ours), Results(theirs)
     for one, other in zip(ours_.lines, theirs_.lines, strict=True):
@@ -182,7 +182,7 @@ def test_a_store_can_go_on_from_packed_runs(packed: Path, tmp_path: Path) -> Non
                 assert line.mean(metric, found.columns) == pytest.approx(other.mean(metric, found.columns))
         assert not any(has_batches(run) for run in loaded.values())
         # Sums alone must not pass for batches: an interval of a single one would have no width.
-        assert all(comparison.total is None for comparison in hold_duels(Results(found)))
+        assert all(comparison.total is None for comparison in compare_lines(Results(found)))
         again, _ = pack_runs(store, "basic", packed.parent)
         assert study(PackedRuns(again), "basic").lines[0].runs.keys() == found.lines[0].runs.keys()
         assert all(

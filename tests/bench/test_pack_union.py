@@ -12,8 +12,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.helpers.report import BASIC, FakeStore, fake_run, list_members
 from tests.helpers.store import FACTS, make_run, temporary_folder
-from tests.report.fakes import BASIC, FakeStore, fake_run, list_members
 from ttvd.bench import packed as packing
 from ttvd.bench.export import list_runs
 from ttvd.bench.packed import PackedRuns, pack_runs

@@ -1,6 +1,6 @@
-"""A headless Chromium, pages with invented numbers, and a watch on what the pages do.
+"""A headless Chromium, pages with invented numbers, and a record of what the pages do.
 
-`make test-browser` runs these; they are not part of the ordinary run, and they never pass without a browser.
+`make test-browser` runs these tests. They are not part of `make test`, and they never pass without a browser.
 """
 
 import os
@@ -12,12 +12,12 @@ import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
 from tools.find_browser import find_browser
 
-from tests.report.fakes import BASIC, FakeStore
+from tests.helpers.report import BASIC, CONDITIONS, FakeStore
 from ttvd.bench.store import Store
 from ttvd.report.diff import make_diff_page
-from ttvd.report.page import Cell, Table, render
-from ttvd.report.page import Page as DemoPage
-from ttvd.report.study_page import make_page, write_report
+from ttvd.report.document import Cell, Document, Section, Table
+from ttvd.report.html import render_html, write_report
+from ttvd.report.study import make_page
 
 SHOTS = Path(__file__).parents[2] / "out" / "browser"
 QUIET = [
@@ -25,9 +25,6 @@ QUIET = [
 ]
 WIDE = BASIC.replace('corruptions = ["fog", "gaussian_noise", "contrast"]', 'corruptions = "all"').replace(
     '["grid-best", "validation"]', '["grid-best", "validation", "oracle"]'
-)
-SIZES = BASIC.replace('rules = ["grid-best", "validation"]', "").replace(
-    "[grid]\nlr = [0.001, 0.0005]", "[stream]\nbatch_size = [16, 8]"
 )
 Visit = Callable[..., Page]
 
@@ -47,25 +44,28 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="session")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The page of a store with a gap and a failure, the page of differences, and a page like the demo's."""
+    """The page of a store with a gap and a failure, the page of differences, and a page with a plain table."""
     folder = tmp_path_factory.mktemp("pages")
-    store = FakeStore(("wide", WIDE), ("sizes", SIZES.replace("noise and blur", "small batches")), batches=5)
+    store = FakeStore(
+        ("wide", WIDE), ("sizes", CONDITIONS.replace("noise and blur", "small batches")), batches=5
+    )
     keys = [m.spec.key for m in store.members("wide") if m.label == "tent" and m.role == "test"]
     store.break_run(keys[0], "Traceback (most recent call last):\nRuntimeError: out of memory")
     store.lose(*{m.spec.key for m in store.members("wide") if m.label == "bn"})
-    before = FakeStore(("sizes", SIZES.replace("seeds = [0, 1]", "seeds = [0]")), batches=5, shift=0.1)
+    before = FakeStore(("sizes", CONDITIONS.replace("seeds = [0, 1]", "seeds = [0]")), batches=5, shift=0.1)
     index, *_ = write_report(make_page(cast(Store, store)), folder)
     names = ("now.db", "before.db")
     changes, *_ = write_report(
         make_diff_page(cast(Store, store), cast(Store, before), names), folder, "changes.html"
     )
-    demo = folder / "demo.html"
-    demo.write_text(render(DemoPage("Demo", ["lead"], [("Seed", "0")], make_table())), encoding="utf-8")
-    return {"index": index, "changes": changes, "demo": demo}
+    plain = folder / "plain.html"
+    section = Section("Results", "results", [make_table()])
+    plain.write_text(render_html(Document("Plain", ["lead"], [section])), encoding="utf-8")
+    return {"index": index, "changes": changes, "plain": plain}
 
 
 def make_table() -> Table:
-    """Numbers that sort otherwise as texts, equal ones, and missing ones."""
+    """Numbers whose order differs from that of their texts, equal numbers, and missing ones."""
     values: list[float | str] = [10.0, "", 9.0, 100.0, 9.0, -1.5, ""]
     rows = [
         [Cell(name, name), Cell(f"{value}", value)] for name, value in zip("abcdefg", values, strict=True)
@@ -75,7 +75,7 @@ def make_table() -> Table:
 
 @pytest.fixture
 def visit(browser: Browser, pages: dict[str, Path]) -> Iterator[Visit]:
-    """Open a page; afterwards fail if it complained or asked for anything that is not in its file."""
+    """Open a page; afterwards fail if it printed, raised or requested anything outside its file."""
     complaints: list[str] = []
     opened = []
 
@@ -95,7 +95,7 @@ def visit(browser: Browser, pages: dict[str, Path]) -> Iterator[Visit]:
 
 
 def watch(page: Page, complaints: list[str]) -> None:
-    """Note what a page prints, the errors of its scripts, and what it asks for outside its own file."""
+    """Record what a page prints, the errors of its scripts, and requests outside its own file."""
 
     def check(url: str) -> None:
         if not url.startswith(("file:", "data:")):
@@ -108,7 +108,7 @@ def watch(page: Page, complaints: list[str]) -> None:
 
 @pytest.fixture
 def shoot() -> Callable[[Page, str], None]:
-    """Keep a picture of what is seen, for people to look at."""
+    """Save a screenshot, for people to look at."""
 
     def shoot(page: Page, name: str) -> None:
         SHOTS.mkdir(parents=True, exist_ok=True)

@@ -1,6 +1,7 @@
-"""The demo: its models, its numbers, its page."""
+"""The demo: its models, its recipes, its page."""
 
 import csv
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,78 +11,117 @@ from typer.testing import CliRunner
 import ttvd
 from ttvd.cli.main import app
 from ttvd.data.digits import split_digits
-from ttvd.demo.everything import measure_method
-from ttvd.demo.job import DOMAINS, ENTRIES, Domain, Entry, measure
-from ttvd.demo.sources import PLANS, SPECIAL_PLANS, Plan, train_source
+from ttvd.demo import compare_rivals, demo_table, read_demo_recipe, run_demo
+from ttvd.demo.sources import MODELS, SourceModel, train_source
 from ttvd.source import Epoch, evaluate
 from ttvd.zoo.catalog import available
 
+FEW = ("source", "bn", "SLA + bn", "ttvd")
 
-@pytest.mark.parametrize("plan", [*PLANS, *SPECIAL_PLANS], ids=lambda plan: plan.name)
-def test_shipped_models_reach_the_accuracy_of_their_cards(plan: Plan) -> None:
-    source = ttvd.load(plan.name)
+
+@pytest.mark.parametrize("model", MODELS, ids=lambda model: model.name)
+def test_shipped_models_reach_the_accuracy_of_their_cards(model: SourceModel) -> None:
+    source = ttvd.load(model.name)
     assert source.card is not None
-    _, _, images, labels = split_digits(classes=plan.classes)
-    one = evaluate(source.model, images, labels, head_views=plan.head_views)
+    _, _, images, labels = split_digits(classes=model.classes)
+    one = evaluate(source.model, images, labels, head_views=model.head_views)
     assert one == pytest.approx(source.card.accuracy_one_view, abs=2e-3)
-    if plan.head_views == 4:
+    if model.head_views == 4:
         four = evaluate(source.model, images, labels, views=4, head_views=4)
         assert four == pytest.approx(source.card.accuracy_four_views, abs=2e-3)
 
 
-def test_shipped_models_are_those_of_the_plans() -> None:
-    assert {plan.name for plan in (*PLANS, *SPECIAL_PLANS)} <= set(available())
+def test_shipped_models_are_those_of_the_demo() -> None:
+    assert {model.name for model in MODELS} <= set(available())
 
 
-def test_same_seed_same_numbers_and_every_method_sees_the_same_stream() -> None:
-    chosen = [entry for entry in ENTRIES if entry.label in ("bn", "ttvd")]
-    runs = [measure(chosen, DOMAINS[:1], limit=192, seed=3) for _ in range(2)]
-    for entry in chosen:
-        first, second = (run.of(entry.label)[0] for run in runs)
-        assert [row.metrics for row in first.rows] == [row.metrics for row in second.rows]
-    other = measure(chosen, DOMAINS[:1], limit=192, seed=4)
-    assert other.of("bn")[0].rows[0].metrics != runs[0].of("bn")[0].rows[0].metrics
+def test_recipes_name_what_is_shipped() -> None:
+    full, every = read_demo_recipe(), read_demo_recipe("every-method")
+    used = {*full.checkpoints.values(), *every.checkpoints.values()}
+    used |= {part.checkpoint for part in full.methods if part.checkpoint}
+    assert used <= {model.name for model in MODELS}
+    assert read_demo_recipe(quick=True, seed=3).seeds == (3,)
+    assert (
+        read_demo_recipe(quick=True).data.limit,
+        read_demo_recipe("every-method", quick=True).data.limit,
+    ) == (
+        500,
+        250,
+    )
 
 
-def test_adaptation_helps_on_noisy_digits() -> None:
-    chosen = [entry for entry in ENTRIES if entry.label in ("source", "bn", "SLA + bn", "ttvd")]
-    results = measure(chosen, (Domain("gaussian_noise", 5),), limit=1000)
-    for rival in ("source", "bn", "SLA + bn"):
-        assert results.compare("ttvd", rival).verdict == "better"
+def test_four_lines_give_a_page_a_table_and_comparisons(tmp_path: Path) -> None:
+    """The demo with fewer lines: adaptation helps, the page stands alone, and nothing is done twice."""
+    full = read_demo_recipe(quick=True)
+    labels = [part for part in full.methods if (part.label or part.name[0]) in FEW]
+    recipe = replace(
+        full,
+        methods=tuple(labels),
+        data=replace(full.data, corruptions=("gaussian_noise",), severity=5, limit=1000),
+        figures=(),
+    )
+    made = run_demo(recipe, tmp_path / "demo", jobs=1)
+    table = demo_table(made.results)
+    errors = {row[0].text: float(row[2].value) for row in table.rows}
+    assert list(errors) == ["source", "bn", "SLA + bn", "ttvd"]
+    assert errors["ttvd"] < errors["SLA + bn"] < errors["bn"] < errors["source"]
+    sentences = compare_rivals(made.results)
+    assert [sentence.split(":")[0] for sentence in sentences] == [
+        f"ttvd against {rival}" for rival in ("source", "bn", "SLA + bn")
+    ]
+    assert all(sentence.endswith("fewer errors.") for sentence in sentences)
+    html = made.page.read_text(encoding="utf-8")
+    assert recipe.title in html
+    assert 'src="http' not in html
+    again = run_demo(recipe, tmp_path / "demo", jobs=1)
+    started = [{run.facts.started for run in demo.results.all_runs()} for demo in (made, again)]
+    assert started[0] == started[1]
 
 
-def test_command_writes_a_table_and_a_page_of_its_own(
+def test_the_command_prints_a_table_and_writes_a_page(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    few = [entry for entry in ENTRIES if entry.label in ("source", "bn", "tent", "SLA + bn", "ttvd")]
-    monkeypatch.setattr("ttvd.demo.job.ENTRIES", few)
-    monkeypatch.setattr("ttvd.demo.job.DOMAINS", DOMAINS[:1])
-    result = CliRunner().invoke(
-        app, ["demo", "--quick", "--out", str(tmp_path / "demo")], catch_exceptions=False
+    full = read_demo_recipe(quick=True)
+    small = replace(
+        full,
+        methods=full.methods[:1],
+        reference=None,
+        data=replace(full.data, corruptions=("contrast",), limit=64),
+        figures=(),
     )
+    monkeypatch.setattr("ttvd.demo.read_demo_recipe", lambda *_, **__: small)
+    result = CliRunner().invoke(app, ["demo", "--quick", "--out", str(tmp_path)], catch_exceptions=False)
     assert result.exit_code == 0
-    assert "ttvd against SLA + bn" in result.output
-    with (tmp_path / "demo" / "table.csv").open(newline="") as file:
-        rows = list(csv.reader(file))
-    assert [row[0] for row in rows[1:]] == [entry.label for entry in few]
-    page = (tmp_path / "demo" / "index.html").read_text()
-    assert all(entry.label in page for entry in few)
-    assert sorted(p.name for p in (tmp_path / "demo").iterdir()) == ["index.html", "table.csv"]
+    assert "index.html" in result.output
+    assert "source" in result.output
+    with (tmp_path / "table.csv").open(newline="") as file:
+        assert [row[0] for row in csv.reader(file)][1:] == ["source", "bn"]
+    assert {"index.html", "table.csv", "demo.db", "tables"} <= {path.name for path in tmp_path.iterdir()}
 
 
-def test_training_goes_on_after_a_kill(tmp_path: Path) -> None:
-    plan = Plan("tiny", (0, 1, 2), "sla", epochs=3)
+def test_a_failure_is_raised_with_its_traceback(tmp_path: Path) -> None:
+    full = read_demo_recipe(quick=True)
+    part = replace(full.figures[0], options={**full.figures[0].options, "checkpoint": "digits-sla"})
+    recipe = replace(full, methods=full.methods[:1], reference=None, figures=(part,))
+    with pytest.raises((RuntimeError, ValueError), match="2 features"):
+        run_demo(
+            replace(recipe, data=replace(full.data, corruptions=("contrast",), limit=64)), tmp_path, jobs=1
+        )
+
+
+def test_training_continues_after_a_kill(tmp_path: Path) -> None:
+    model = SourceModel("tiny", (0, 1), "sla", epochs=2)
 
     def stop(epoch: Epoch) -> None:
-        if epoch.number == 1:
+        if epoch.number == 0:
             raise KeyboardInterrupt
 
-    train_source(plan, tmp_path / "whole")
+    train_source(model, tmp_path / "whole")
     with pytest.raises(KeyboardInterrupt):
-        train_source(plan, tmp_path / "cut", progress=stop)
+        train_source(model, tmp_path / "cut", progress=stop)
     seen: list[int] = []
-    train_source(plan, tmp_path / "cut", progress=lambda epoch: seen.append(epoch.number))
-    assert seen == [2]
+    train_source(model, tmp_path / "cut", progress=lambda epoch: seen.append(epoch.number))
+    assert seen == [1]
     whole, cut = (ttvd.load("tiny", tmp_path / name) for name in ("whole", "cut"))
     for name, value in whole.model.state_dict().items():
         assert torch.equal(value, cut.model.state_dict()[name])
@@ -95,23 +135,5 @@ def test_training_goes_on_after_a_kill(tmp_path: Path) -> None:
     for accuracy in (whole.card.held_out_one_view, whole.card.held_out_four_views):
         assert accuracy is not None
         assert accuracy > 0.5
-    train_source(plan, tmp_path / "cut", progress=lambda epoch: seen.append(epoch.number))
-    assert seen == [2]
-
-
-@pytest.mark.parametrize("name", ["tent", "ttt", "note", "adanpc", "eata", "ttvd"])
-def test_every_method_finds_what_it_needs(name: str) -> None:
-    outcome = measure_method(name, limit=64, seed=0)
-    assert outcome.record.metrics().compute()["n"] == 64
-    assert outcome.peak is None or outcome.peak >= 0
-
-
-def test_entries_name_registered_methods_and_valid_parameters() -> None:
-    for entry in ENTRIES:
-        method = ttvd.list_methods()[entry.method]
-        assert set(entry.parameters) <= set(method.parameters())
-    labels = [entry.label for entry in ENTRIES]
-    assert len(labels) == len(set(labels))
-    assert Entry("x", "bn", "digits-plain").build(ttvd.load("digits-plain"))(
-        torch.rand(2, 1, 28, 28)
-    ).shape == (2, 10)
+    train_source(model, tmp_path / "cut", progress=lambda epoch: seen.append(epoch.number))
+    assert seen == [1]

@@ -6,16 +6,14 @@ from typing import cast
 
 import pytest
 
-from tests.report.fakes import BASIC, FakeStore, fake_run
+from tests.helpers.report import BASIC, FIXED, FakeStore, fake_run
 from ttvd.bench.packed import PackedRuns, pack_runs, unpack_runs
 from ttvd.bench.run import Record, Row
 from ttvd.bench.spec import Domain, Run
 from ttvd.bench.store import Store
 from ttvd.report.diff import compare_runs, have_same_rows, make_diff_page
-from ttvd.report.document import find_tables, render_document
-from ttvd.report.page import Table
-
-FIXED = BASIC.replace('rules = ["grid-best", "validation"]', "").replace("[grid]\nlr = [0.001, 0.0005]", "")
+from ttvd.report.document import Table
+from ttvd.report.html import render_html
 
 
 def make_store(text: str = FIXED, name: str = "basic") -> FakeStore:
@@ -24,17 +22,17 @@ def make_store(text: str = FIXED, name: str = "basic") -> FakeStore:
 
 def compare(now: FakeStore, before: FakeStore) -> dict[str, Table]:
     page = make_diff_page(cast(Store, now), cast(Store, before), ("now.db", "before.db"))
-    assert "<h1>What changed: now.db against before.db</h1>" in render_document(page)
-    return {table.name: table for table in find_tables(page)}
+    assert "<h1>What changed: now.db against before.db</h1>" in render_html(page)
+    return {table.name: table for table in page.tables()}
 
 
 def test_equal_stores_have_no_differences() -> None:
     now, before = make_store(), make_store()
     page = make_diff_page(cast(Store, now), cast(Store, before), ("a", "b"))
-    assert find_tables(page) == []
+    assert page.tables() == []
     assert page.notices[0].good
-    assert [number for number, _ in page.figures] == ["0", "0", "0", "24"]
-    html = render_document(page)
+    assert [number for number, _ in page.highlights] == ["0", "0", "0", "24"]
+    html = render_html(page)
     assert "4 of 4 lines and 12 of 12 cells" in html
 
 
@@ -68,17 +66,17 @@ def test_other_rows_are_listed_with_sign_and_size() -> None:
     assert float(line[6].value) < change / 6
 
 
-def test_new_and_gone_runs_are_counted_by_method() -> None:
+def test_new_and_removed_runs_are_counted_by_method() -> None:
     now, before = (
         make_store(),
         make_store(FIXED.replace('"bn", ', "").replace("seeds = [0, 1]", "seeds = [1, 2]")),
     )
     found = compare_runs(cast(Store, now), cast(Store, before))
-    assert (len(found.new), len(found.gone), len(found.changed), found.equal) == (15, 9, 0, 9)
+    assert (len(found.new), len(found.removed), len(found.changed), found.equal) == (15, 9, 0, 9)
     tables = compare(now, before)
-    counts = {row[0].text: (row[3].value, row[4].value) for row in tables["new-and-gone"].rows}
+    counts = {row[0].text: (row[3].value, row[4].value) for row in tables["new-and-removed"].rows}
     assert counts == {"bn": (6, 0), "source": (3, 3), "tent": (3, 3), "ttvd": (3, 3)}
-    html = render_document(make_diff_page(cast(Store, now), cast(Store, before), ("a", "b")))
+    html = render_html(make_diff_page(cast(Store, now), cast(Store, before), ("a", "b")))
     assert "New lines: bn." in html
     assert "The recipe changed" in html
     assert "-seeds = [1, 2]" in html
@@ -86,9 +84,9 @@ def test_new_and_gone_runs_are_counted_by_method() -> None:
 
 def test_columns_of_one_store_only_are_named() -> None:
     before = make_store(FIXED.replace('"fog", ', '"snow", '))
-    html = render_document(make_diff_page(cast(Store, make_store()), cast(Store, before), ("a", "b")))
+    html = render_html(make_diff_page(cast(Store, make_store()), cast(Store, before), ("a", "b")))
     assert "New columns: fog 5." in html
-    assert "Columns gone: snow 5." in html
+    assert "Removed columns: snow 5." in html
 
 
 def test_another_chosen_setting_is_told() -> None:
@@ -113,8 +111,8 @@ def test_recipes_of_one_store_only_are_named() -> None:
 
 
 def test_another_fixed_parameter_is_told() -> None:
-    now = make_store(FIXED + '[[methods]]\nname = "tent"\nlabel = "mine"\nset = { lr = 0.5 }\n')
-    before = make_store(FIXED + '[[methods]]\nname = "tent"\nlabel = "mine"\nset = { lr = 0.25 }\n')
+    now = make_store(FIXED + '[[methods]]\nname = "tent"\nlabel = "mine"\nparams = { lr = 0.5 }\n')
+    before = make_store(FIXED + '[[methods]]\nname = "tent"\nlabel = "mine"\nparams = { lr = 0.25 }\n')
     row = next(row for row in compare(now, before)["basic-lines"].rows if row[0].text == "mine")
     assert row[1].note == "lr 0.5"
     assert row[2].text == "lr 0.25"

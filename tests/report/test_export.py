@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ttvd.report.document import MISSING, Cell, Heading, Table
 from ttvd.report.export import WRITERS, escape_latex, to_csv, to_latex, to_markdown
-from ttvd.report.page import MISSING, Cell, Heading, Table
 
 NASTY = r"50% of a_b & c#d | $x$ {y} ~ ^ \ `z` *w* <u>"
 

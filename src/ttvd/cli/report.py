@@ -1,4 +1,4 @@
-"""``ttvd report``: a store becomes a page, and tables for papers."""
+"""``ttvd report``: write the page and the tables of a store."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,14 +13,14 @@ if TYPE_CHECKING:
 
 
 def report(
-    store: Path = typer.Argument(help="File that `ttvd bench` has filled; or packed runs, a .csv file."),
+    store: Path = typer.Argument(help="Store of `ttvd bench`, or a .csv file of packed runs."),
     out: Path = typer.Option(Path("out/report"), help="Folder for the page and the tables."),
     against: Path | None = typer.Option(
-        None, "--against", "--since", help="Another store: write what changed since then instead."
+        None, "--against", "--since", help="Another store: write what changed against it instead."
     ),
-    recipe: list[str] = typer.Option([], help="Only this recipe of the store; repeat for more."),
+    recipe: list[str] = typer.Option([], help="Show only this recipe of the store; repeat for more."),
     reference: str | None = typer.Option(
-        None, help="Line that the others are compared with; the recipe's own if not given."
+        None, help="Label of the line that the others are compared with; that of the recipe by default."
     ),
 ) -> None:
     """Write one self-contained page (index.html, or changes.html with --against) and its tables.
@@ -37,7 +37,7 @@ def report(
     if against is not None and (recipe or reference):
         raise ValueError("--against compares whole stores; leave --recipe and --reference out")
     if out.exists() and not out.is_dir():
-        raise NotADirectoryError(f"--out {out} is a file; give a folder, which is made if it is not there")
+        raise NotADirectoryError(f"--out {out} is a file; give a folder, which is created if needed")
     console = Console()
     with open_runs(store) as opened:
         if against is None:
@@ -55,20 +55,20 @@ def report(
 
 def _make_page(store: "Reader", recipes: list[str], reference: str | None) -> "Document":
     from ttvd.methods import list_methods
-    from ttvd.report.study_page import make_page
+    from ttvd.report.study import make_page
 
     summaries = {name: method.summary for name, method in list_methods().items()}
     return make_page(store, recipes, reference=reference, methods=summaries)
 
 
 def _write(page: "Document", out: Path, name: str, console: "Console") -> None:
-    from ttvd.report.study_page import write_report
+    from ttvd.report.html import write_report
 
     first, *tables = write_report(page, out, name)
     for notice in page.notices:
         console.print(notice.text, highlight=False, markup=False, soft_wrap=True)
     if tables:
         console.print(
-            f"{len(tables)} files of tables in {tables[0].parent.resolve()}", soft_wrap=True, highlight=False
+            f"{len(tables)} table files in {tables[0].parent.resolve()}", soft_wrap=True, highlight=False
         )
     console.print(f"The page to open: [bold]{first.resolve()}[/bold]", soft_wrap=True, highlight=False)

@@ -1,4 +1,4 @@
-"""The demo's source models: three tiny networks trained on 3,000 real digits, and what deployment needs of them."""
+"""The demo's source models: tiny networks that are trained on 3,000 real digits, and their sites."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,17 +11,17 @@ from ttvd.zoo.checkpoint import Card
 
 
 @dataclass(frozen=True)
-class Plan:
-    """How one of the demo's models is made.
+class SourceModel:
+    """A model of the demo and how it is trained.
 
     Attributes:
-        name: Of the checkpoint.
-        classes: Digits that it tells apart.
-        objective: ``"sla"``, ``"plain"`` or ``"rotation"``.
-        epochs: Passes over the data.
-        bottleneck: Dimension of the features, if they are squeezed.
-        norm: Kind of normalisation.
-        sites: Whether a method needs its sites.
+        name: Name of the checkpoint.
+        classes: Digits that it classifies.
+        objective: Training objective: ``"sla"``, ``"plain"`` or ``"rotation"``.
+        epochs: Number of passes over the data.
+        bottleneck: Dimension of the features; None for that of the network.
+        norm: Kind of normalization layers.
+        sites: Whether to estimate sites.
     """
 
     name: str
@@ -34,11 +34,11 @@ class Plan:
 
     @property
     def head_views(self) -> int:
-        """Views that the head tells apart."""
+        """Number of rotations that the head distinguishes."""
         return 4 if self.objective == "sla" else 1
 
     def recipe(self, seed: int = 0) -> TrainingConfig:
-        """AdamW, one cycle; digits are shifted a little and never mirrored."""
+        """Return the training recipe: AdamW, one cycle; digits are shifted a little and never mirrored."""
         return TrainingConfig(
             objective=self.objective,
             epochs=self.epochs,
@@ -53,7 +53,7 @@ class Plan:
         )
 
     def card(self) -> Card:
-        """The card before training."""
+        """Return the card before training."""
         arguments: dict[str, object] = {
             "num_classes": len(self.classes) * self.head_views,
             "in_channels": 1,
@@ -74,35 +74,33 @@ class Plan:
         )
 
 
-PLANS = (
-    Plan("digits-plane", (0, 1, 2), "sla", epochs=40, bottleneck=2),
-    Plan("digits-plain", tuple(range(10)), "plain", epochs=30),
-    Plan("digits-sla", tuple(range(10)), "sla", epochs=30),
+MODELS = (
+    SourceModel("digits-plane", (0, 1, 2), "sla", epochs=40, bottleneck=2),
+    SourceModel("digits-plain", tuple(range(10)), "plain", epochs=30),
+    SourceModel("digits-sla", tuple(range(10)), "sla", epochs=30),
+    # TTT needs a rotation head, NOTE instance-aware norms.
+    SourceModel("digits-rotation", tuple(range(10)), "rotation", epochs=30, sites=False),
+    SourceModel(
+        "digits-instance-aware", tuple(range(10)), "plain", epochs=30, norm="instance-aware", sites=False
+    ),
 )
-"""The models of the demo."""
-
-SPECIAL_PLANS = (
-    Plan("digits-rotation", tuple(range(10)), "rotation", epochs=30, sites=False),
-    Plan("digits-instance-aware", tuple(range(10)), "plain", epochs=30, norm="instance-aware", sites=False),
-)
-"""Models that single methods need: TTT a rotation head, NOTE instance-aware norms."""
 
 
 def train_source(
-    plan: Plan, folder: Path, *, seed: int = 0, progress: Callable[[Epoch], None] | None = None
+    model: SourceModel, folder: Path, *, seed: int = 0, progress: Callable[[Epoch], None] | None = None
 ) -> None:
-    """Train a model, estimate its sites, fit its temperatures and write checkpoint, card and sites.
+    """Train a model, estimate its sites, fit their temperatures, and write checkpoint, card and sites.
 
-    Killed and started again, it goes on after the last finished epoch; a finished model is not trained again.
+    Killed and started again, it continues after the last finished epoch; a finished model is not trained again.
     """
-    images, labels, test_images, test_labels = split_digits(seed, plan.classes)
+    images, labels, test_images, test_labels = split_digits(seed, model.classes)
     produce(
         folder,
-        plan.name,
-        plan.card(),
-        plan.recipe(seed),
+        model.name,
+        model.card(),
+        model.recipe(seed),
         (images, labels),
         (test_images, test_labels),
-        fractions=(1.0,) if plan.sites else (),
+        fractions=(1.0,) if model.sites else (),
         progress=progress,
     )

@@ -1,18 +1,12 @@
-"""Reports: pictures of diagrams, streams and results, and pages that hold them.
+"""Reports of benchmark results: pages, committed documents, tables for papers, and figures.
 
-Plot functions take data and axes, draw, and return the axes; none of them changes its data or touches global state.
-They need the extra ``report``.
+All of it needs the extra ``report``.
 
-- `style`: the one palette and typography of all figures.
-- `planes`: diagrams in the plane, features on them, and how features move.
-- `curves`: error along a stream, and reliability diagrams.
-- `samples`: how the diagrams judge a single image.
-- `figures`: from the figures of a store, which need no model any more, to exhibits of a page.
-- `streams`, `contact_sheet`: which class comes when, and what corruptions look like.
-- `page`: what pages are made of, and the demo's; `document`: a long page with chapters.
-- `results`: the numbers of a study; `tables`, `comparisons`, `charts`, `pictures`: what is made of them.
-- `study_page`: the page of a store, chapters by `study_section`, `provenance` and `gallery`; `diff`: what changed.
-- `export`: tables as Markdown, LaTeX and CSV.
-- `folder`: results that are committed, made of packed runs: `markdown` and `drawings` of a study, `paper` beside it,
-  `main_table` for a README, `vector` for SVG files of few and always the same bytes.
+- `document`: the document model; `html` renders it as a page, `export` as Markdown, and tables as LaTeX and CSV too.
+- `results`: the numbers of a study; `tables` and `study_figures` turn them into tables and figures.
+- `provenance`: the runs, commands, devices and versions behind numbers.
+- `study`: the page of a store; `diff`: the page of what changed between two stores.
+- `results_folder`: documents and figures that are committed, next to the paper's numbers.
+- `figures`: the paper's figures, one module for each kind; the store holds their numbers.
+- `charts`, `contact_sheet`, `style`: plot functions, corruptions at a glance, and the style of all figures.
 """

@@ -1,4 +1,4 @@
-"""Contact sheet: one image under every corruption and severity."""
+"""Contact sheet: one image under every corruption at every severity."""
 
 from __future__ import annotations
 
@@ -27,15 +27,12 @@ def contact_sheet(
     """Draw one image under corruptions (columns) at the severities 1 to 5 (rows).
 
     Args:
-        image: A float image (c, h, w) in [0, 1] with 1 or 3 channels.
-        path: Where to save the figure, in the format of its suffix such as .png or .pdf; None saves nothing.
+        image: Float image (c, h, w) in [0, 1] with 1 or 3 channels.
+        path: File for the figure, in the format of its suffix such as .png or .pdf; None saves nothing.
         names: Corruptions to draw, in order.
         constants: Published table of constants.
-        seed: Seed of the random fields.
-        frost: Sheets of the frost.
-
-    Returns:
-        The figure, for further use.
+        seed: Seed of the random parts.
+        frost: Source of the frost pictures.
 
     Example:
         >>> import torch
@@ -80,7 +77,7 @@ def _read_kind(path: Path) -> str:
 
 
 def draw_image(ax: Axes, image: Tensor) -> Axes:
-    """Show a (c, h, w) image without ticks; grey images from black to white."""
+    """Show an image (c, h, w) without ticks; grey images range from black to white."""
     pixels = image.detach().cpu().permute(1, 2, 0).numpy()
     ax.imshow(pixels.squeeze(2) if pixels.shape[2] == 1 else pixels, cmap="gray", vmin=0, vmax=1)
     ax.set(xticks=[], yticks=[])

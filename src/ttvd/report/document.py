@@ -1,65 +1,80 @@
-"""A long page: sections of tables, figures and facts, with contents, and links from numbers to where they come from."""
+"""The document model: what a report holds, independent of the format that it is written in.
+
+A `Document` has sections, and a section has blocks: texts, facts, tables, figures and a few others. ``report.html``
+renders a document as one page, ``report.export`` as Markdown, and its tables as Markdown, LaTeX and CSV.
+"""
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
-from ttvd.report.export import WRITERS
-from ttvd.report.page import Exhibit, Table, fill
+
+@dataclass(frozen=True)
+class Code:
+    """The text of a file, a command or a log."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Link:
+    """A link to another file."""
+
+    text: str
+    target: str
+
+
+Pairs = Sequence[tuple[str, str | Code | Link]]
 
 
 @dataclass(frozen=True)
 class Text:
     """Paragraphs."""
 
-    kind: ClassVar[str] = "text"
-
     paragraphs: Sequence[str]
 
 
 @dataclass(frozen=True)
 class Facts:
-    """Names and values."""
+    """Names and short values."""
 
-    kind: ClassVar[str] = "facts"
-
-    pairs: Sequence[tuple[str, str]]
+    pairs: Pairs
 
 
 @dataclass(frozen=True)
-class Code:
-    """Text of a file or a command."""
+class Terms:
+    """Terms and the sentences that explain them."""
 
-    kind: ClassVar[str] = "code"
-
-    text: str
+    pairs: Pairs
 
 
 @dataclass(frozen=True)
 class Notice:
-    """A sentence that must not be missed; ``good`` where it is no warning."""
-
-    kind: ClassVar[str] = "notice"
+    """A sentence that readers must not miss; ``good`` if it is not a warning."""
 
     text: str
     good: bool = False
 
 
 @dataclass(frozen=True)
+class Provenance:
+    """How the numbers of the next block were made: the command, and names and values."""
+
+    command: str
+    facts: Pairs
+
+
+@dataclass(frozen=True)
 class Fold:
-    """What only some readers want to see.
+    """Blocks that are hidden until a reader opens them.
 
     Attributes:
-        title: What can be unfolded.
-        blocks: What is inside.
+        title: Title of the fold.
+        blocks: Contents.
         note: Small print beside the title.
-        anchor: Name that links lead to.
+        anchor: Name that links point to.
     """
-
-    kind: ClassVar[str] = "fold"
 
     title: str
     blocks: Sequence[Block]
@@ -71,24 +86,161 @@ class Fold:
 class Part:
     """Blocks under a heading."""
 
-    kind: ClassVar[str] = "part"
-
     title: str
     blocks: Sequence[Block]
 
 
-Block = Text | Facts | Code | Notice | Fold | Part | Table | Exhibit
+@dataclass(frozen=True)
+class Panel:
+    """A picture.
+
+    Attributes:
+        svg: The picture as ``ttvd.report.style.to_svg`` returns it.
+        text: Alternative text: what the picture shows.
+    """
+
+    svg: bytes
+    text: str
+
+
+@dataclass(frozen=True)
+class PanelRow:
+    """Panels side by side.
+
+    Attributes:
+        panels: The pictures.
+        columns: Number of pictures in a row of a wide window.
+        heading: Heading of the row.
+    """
+
+    panels: Sequence[Panel]
+    columns: int
+    heading: str = ""
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A figure.
+
+    Attributes:
+        title: Title of the figure.
+        caption: What the figure shows, in plain sentences.
+        rows: Rows of pictures.
+        key: Colours (or ``"ring"``) and their meanings.
+        details: How the figure was made, in small print below it.
+        name: Name of the file for formats that keep pictures in files of their own.
+    """
+
+    title: str
+    caption: str
+    rows: Sequence[PanelRow]
+    key: Sequence[tuple[str, str]] = ()
+    details: str = ""
+    name: str = ""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """An entry of a table.
+
+    Attributes:
+        text: Text to show.
+        value: Value to sort by; an empty string means "missing" and is always sorted last.
+        best: Whether it is the best of its column.
+        note: Small print below the text, such as the standard deviation over seeds.
+        hint: Tooltip.
+        link: Anchor of the place that describes the runs behind the number, such as ``"#runs"``.
+        marked: Whether it is the best of its column among the lines that the caption names.
+        tone: ``"better"`` or ``"worse"`` for a change, which then has a colour.
+    """
+
+    text: str
+    value: float | str
+    best: bool = False
+    note: str = ""
+    hint: str = ""
+    link: str = ""
+    marked: bool = False
+    tone: str = ""
+
+
+MISSING = Cell("-", "", hint="no run")
+"""A number that should be there and is not."""
+
+
+def text_cell(text: str, **options: str) -> Cell:
+    """Return a cell that shows a text and is sorted by it."""
+    return Cell(text, text, **options)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class Heading:
+    """The heading of a column.
+
+    Attributes:
+        text: Name of the column.
+        note: Small print below the name.
+        under: Name of the small print of the cells, for files that give it a column of its own.
+    """
+
+    text: str
+    note: str = ""
+    under: str = "±"
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table that readers can sort.
+
+    Attributes:
+        headings: One heading for each column.
+        rows: Rows of cells.
+        caption: What the table shows.
+        spans: Headings above the headings, each with its number of columns; empty for none.
+        anchors: Anchors of the rows; empty for none.
+        name: Name of the files that hold this table; a table without a name is on the page only.
+        heads: Whether the first cell of each row is its heading, which stays visible when readers scroll.
+        tags: Tags of the rows, by which readers can hide some; empty for none.
+    """
+
+    headings: Sequence[str | Heading]
+    rows: Sequence[Sequence[Cell]]
+    caption: str = ""
+    spans: Sequence[tuple[str, int]] = ()
+    anchors: Sequence[str] = ()
+    name: str = ""
+    heads: bool = False
+    tags: Sequence[str] = ()
+
+    def full_headings(self) -> list[Heading]:
+        """Return all headings as `Heading`."""
+        return [Heading(heading) if isinstance(heading, str) else heading for heading in self.headings]
+
+    def text_columns(self) -> list[bool]:
+        """For each column, return whether it holds texts, which are aligned to the left.
+
+        Example:
+            >>> Table(["method", "error"], [[Cell("bn", "bn"), Cell("0.5", 0.5)]]).text_columns()
+            [True, False]
+        """
+        return [
+            any(isinstance(row[number].value, str) and row[number].value for row in self.rows)
+            for number in range(len(self.headings))
+        ]
+
+
+Block = Text | Facts | Terms | Code | Notice | Provenance | Fold | Part | Table | Figure
 
 
 @dataclass(frozen=True)
 class Section:
-    """A chapter of the page, with an entry in the contents.
+    """A section with an entry in the table of contents.
 
     Attributes:
-        title: Its heading.
-        anchor: Name that links lead to.
-        blocks: What it holds.
-        printed: Whether it goes on paper.
+        title: Heading of the section.
+        anchor: Name that links point to.
+        blocks: Contents.
+        printed: Whether the section is printed on paper.
     """
 
     title: str
@@ -99,48 +251,32 @@ class Section:
 
 @dataclass(frozen=True)
 class Document:
-    """All that a page holds.
+    """A whole report.
 
     Attributes:
-        title: Its heading.
-        lead: Paragraphs below it.
-        figures: The most important numbers and what they are.
+        title: Title of the document.
+        lead: Paragraphs below the title.
+        sections: The sections.
+        highlights: The most important numbers, and what they are.
         facts: How the numbers were made.
-        notices: What must not be missed.
-        sections: The chapters.
-        tags: Of the rows of tables, which readers can hide; empty for none.
+        notices: Sentences that readers must not miss.
+        tags: Tags of table rows that readers can hide; empty for none.
         footer: The last line.
     """
 
     title: str
     lead: Sequence[str]
-    figures: Sequence[tuple[str, str]]
-    facts: Sequence[tuple[str, str]]
-    notices: Sequence[Notice]
     sections: Sequence[Section]
+    highlights: Sequence[tuple[str, str]] = ()
+    facts: Pairs = ()
+    notices: Sequence[Notice] = ()
     tags: Sequence[str] = ()
     footer: str = ""
 
-
-def render_document(document: Document) -> str:
-    """The page as HTML. All texts are escaped.
-
-    Example:
-        >>> section = Section("Results", "results", [Text(["a < b"])])
-        >>> "a &lt; b" in render_document(Document("Title", [], [], [], [], [section]))
-        True
-    """
-    return fill("document.html.jinja", document=document, save_as=_save_as)
-
-
-def find_tables(document: Document) -> list[Table]:
-    """The tables that have a name, in the order of the page."""
-    return [
-        block
-        for section in document.sections
-        for block in _walk(section.blocks)
-        if isinstance(block, Table) and block.name
-    ]
+    def tables(self) -> list[Table]:
+        """Return the tables that have a name, in the order of the document."""
+        blocks = (block for section in self.sections for block in _walk(section.blocks))
+        return [block for block in blocks if isinstance(block, Table) and block.name]
 
 
 def _walk(blocks: Sequence[Block]) -> Iterator[Block]:
@@ -148,15 +284,3 @@ def _walk(blocks: Sequence[Block]) -> Iterator[Block]:
         yield block
         if isinstance(block, Fold | Part):
             yield from _walk(block.blocks)
-
-
-def _save_as(table: Table) -> list[tuple[str, str, str]]:
-    """For each format: what it is called, the name of the file, and the file as a data URI."""
-    return [
-        (
-            suffix,
-            f"{table.name}.{suffix}",
-            "data:text/plain;base64," + base64.b64encode(write(table).encode()).decode("ascii"),
-        )
-        for suffix, write in WRITERS.items()
-    ]

@@ -1,13 +1,19 @@
-"""One palette and one typography for all figures: for a projector, and for readers who confuse red and green."""
+"""One palette and one typography for all figures, and SVG files whose bytes are reproducible.
+
+The palette stays readable on a projector and for readers who confuse red and green.
+"""
 
 from __future__ import annotations
 
+import io
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 INK = "#1b2733"
 MUTED = "#8494a3"
@@ -19,10 +25,10 @@ WRONG = "#c1272d"
 PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7a5195", "#5c4b37")
 
 PANEL = (3.6, 3.75)
-"""Inches of a square picture with a title above it."""
+"""Size in inches of a square picture with a title above it."""
 
 DPI = 192
-"""Of what is rasterised: two pixels for each pixel of a page."""
+"""Resolution of rasterised parts: two pixels for each pixel of a page."""
 
 _RC: Any = {
     "font.family": "DejaVu Sans",  # comes with matplotlib: the same picture on every machine
@@ -41,14 +47,17 @@ _RC: Any = {
     "svg.hashsalt": "ttvd",  # the same picture gives the same file
     "svg.fonttype": "path",
 }
+_NUMBER = re.compile(r"-?\d+\.\d+")
+_COORDINATES = re.compile(r' (?:d|x|y|points)="[^"]*"|translate\([^)]*\)')
+_ID = re.compile(r'\bid="([^"]+)"')
 
 
 @contextmanager
-def house_style() -> Iterator[None]:
-    """Draw and save inside: matplotlib's settings are this style's and afterwards what they were.
+def figure_style() -> Iterator[None]:
+    """Draw and save figures in the style of the reports; afterwards matplotlib's settings are restored.
 
     Example:
-        >>> with house_style():
+        >>> with figure_style():
         ...     ax = new_panel()
         >>> ax.figure.get_size_inches().tolist()
         [3.6, 3.75]
@@ -60,14 +69,14 @@ def house_style() -> Iterator[None]:
 
 
 def new_panel(size: tuple[float, float] = PANEL) -> Axes:
-    """The axes of a new figure of its own, ``size`` inches wide and high."""
+    """Return the axes of a new figure that is ``size`` inches wide and high."""
     from matplotlib.figure import Figure
 
     return Figure(figsize=size, layout="constrained").subplots()
 
 
 def class_colour(label: int) -> str:
-    """The colour of a class; after eight classes they repeat.
+    """Return the colour of a class; the colours repeat after eight classes.
 
     Example:
         >>> class_colour(1)
@@ -76,20 +85,20 @@ def class_colour(label: int) -> str:
     return PALETTE[label % len(PALETTE)]
 
 
-def line_colours(names: Sequence[str], *, quiet: str = "source") -> dict[str, str]:
-    """A colour for each name in order; ``quiet`` is grey, because it is what the others are compared with.
+def line_colours(names: Sequence[str], *, baseline: str = "source") -> dict[str, str]:
+    """Return a colour for each name in order; the baseline is grey.
 
     Example:
         >>> line_colours(["source", "bn"])
         {'source': '#8494a3', 'bn': '#0072b2'}
     """
-    loud = [name for name in names if name != quiet]
-    colours = {name: PALETTE[index % len(PALETTE)] for index, name in enumerate(loud)}
+    coloured = [name for name in names if name != baseline]
+    colours = {name: PALETTE[index % len(PALETTE)] for index, name in enumerate(coloured)}
     return {name: colours.get(name, MUTED) for name in names}
 
 
 def lighten(colour: str, share: float) -> str:
-    """A colour mixed with white; ``share`` 1 is white.
+    """Mix a colour with white; a share of 1 gives white.
 
     Example:
         >>> lighten("#000000", 1.0)
@@ -97,3 +106,31 @@ def lighten(colour: str, share: float) -> str:
     """
     channels = (int(colour[start : start + 2], 16) for start in (1, 3, 5))
     return "#" + "".join(f"{round(c + (255 - c) * share):02x}" for c in channels)
+
+
+def to_svg(drawing: Axes | Figure) -> bytes:
+    """Save a figure, or the figure that holds some axes, as SVG.
+
+    Coordinates have two digits and ids are numbered, so files are small and the same drawing gives the same bytes.
+
+    Example:
+        >>> from matplotlib.figure import Figure
+        >>> to_svg(Figure(figsize=(1, 1))) == to_svg(Figure(figsize=(1, 1)))
+        True
+    """
+    from matplotlib.figure import Figure
+
+    figure = drawing if isinstance(drawing, Figure) else drawing.get_figure(root=True)
+    assert figure is not None
+    buffer = io.BytesIO()
+    with figure_style():
+        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
+    text = _COORDINATES.sub(lambda found: _NUMBER.sub(_round, found[0]), buffer.getvalue().decode())
+    ids = {name: f"n{number}" for number, name in enumerate(dict.fromkeys(_ID.findall(text)))}
+    text = re.sub(r'(\bid="|#)([\w-]+)(?=["\)])', lambda found: found[1] + ids.get(found[2], found[2]), text)
+    return "\n".join(line.rstrip() for line in text.splitlines()).encode() + b"\n"
+
+
+def _round(found: re.Match[str]) -> str:
+    text = f"{float(found[0]):.2f}".rstrip("0").rstrip(".")
+    return "0" if text == "-0" else text

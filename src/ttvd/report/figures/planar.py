@@ -1,4 +1,7 @@
-"""Pictures of feature planes: diagrams, the features on them, what is uncertain, what is kept, what moves."""
+"""Drawing on a plane of features: cells, walls, points, sites, entropy and moves.
+
+Each ``plot_*`` function takes data and axes, draws, and returns the axes.
+"""
 
 from __future__ import annotations
 
@@ -20,19 +23,19 @@ Labels = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 Box = tuple[float, float, float, float]
 
-PATHS = 4000
-"""Most points that are drawn as paths."""
+MOST_PATHS = 4000
+"""Largest number of points that are drawn as paths; more are drawn as a bitmap."""
 
 SHORT = 3
-"""Letters of a name that fits on a site."""
+"""Largest number of letters of a name that fits on a site."""
 
-NAMED = 0.01
+NAMED_SHARE = 0.01
 """Share of a picture above which a region gets a name."""
 
 SIDES = (("right", "left"), ("top", "bottom"))
 
 PALE, DEEP = 0.78, 0.42
-"""How much white is in the colour of a cell, and in the part of it that a filter keeps."""
+"""Share of white in the colour of a cell, and in the part of a cell that a filter keeps."""
 
 
 class Grid(NamedTuple):
@@ -47,7 +50,7 @@ class Grid(NamedTuple):
 
 
 def find_box(points: Floats, sites: Floats, *, margin: float = 0.04) -> Box:
-    """A square that holds nearly all points (n, 2) and every site (s, 2), with a margin as a share of its side."""
+    """Return a square with nearly all points (n, 2) and all sites (s, 2); the margin is a share of its side."""
     low, high = np.quantile(points, [0.003, 0.997], axis=0)
     low, high = np.minimum(low, sites.min(0)), np.maximum(high, sites.max(0))
     middle, half = (low + high) / 2, float((high - low).max()) / 2 * (1 + margin)
@@ -55,7 +58,7 @@ def find_box(points: Floats, sites: Floats, *, margin: float = 0.04) -> Box:
 
 
 def label_nearest(diagram: Diagram, box: Box, resolution: int) -> Grid:
-    """The class of the nearest site (by the power distance, if there are weights) at the points of a grid."""
+    """Return the class of the nearest site (by power distance, if there are weights) at the points of a grid."""
     labels, xs, ys = grid_labels(Diagram(diagram.sites, diagram.weights), box, resolution)
     return Grid(labels // diagram.views, xs, ys)
 
@@ -64,9 +67,9 @@ def plot_cells(diagram: Diagram, ax: Axes, *, box: Box) -> Axes:
     """Fill the exact cells of a Voronoi or power diagram, each in the colour of its class.
 
     Args:
-        diagram: Two-dimensional; with groups, the cells of a class share a colour.
+        diagram: Diagram in two dimensions; with groups, the cells of a class share a colour.
         ax: Axes to draw on.
-        box: (xmin, ymin, xmax, ymax) to show.
+        box: Region to show: (xmin, ymin, xmax, ymax).
 
     Example:
         >>> import torch
@@ -86,7 +89,7 @@ def plot_cells(diagram: Diagram, ax: Axes, *, box: Box) -> Axes:
 
 
 def plot_boundaries(diagram: Diagram, ax: Axes, *, box: Box, style: str = "-", colour: str = INK) -> Axes:
-    """Draw the exact walls between the cells of all sites, in a line style and colour as matplotlib names them."""
+    """Draw the exact walls between the cells of all sites, in a line style and colour of matplotlib."""
     from matplotlib.collections import PolyCollection
 
     # A larger box keeps its own sides, which are no walls, out of the picture.
@@ -99,13 +102,13 @@ def plot_boundaries(diagram: Diagram, ax: Axes, *, box: Box, style: str = "-", c
 
 
 def plot_regions(grid: Grid, ax: Axes, *, kept: Mask | None = None, palette: Sequence[str] = PALETTE) -> Axes:
-    """Fill the classes of a grid, whose walls may be curves; where a mask is given, what it keeps is deeper.
+    """Fill the classes of a grid, whose walls may be curves; points that a mask keeps get a deeper colour.
 
     Args:
         grid: Class of each point.
         ax: Axes to draw on.
-        kept: (r, r) mask; None draws all points alike.
-        palette: Colours of the classes; after the last they repeat.
+        kept: Mask (r, r) of kept points; None draws all points alike.
+        palette: Colours of the classes; they repeat after the last.
     """
     from matplotlib.colors import to_rgb
 
@@ -119,10 +122,10 @@ def plot_regions(grid: Grid, ax: Axes, *, kept: Mask | None = None, palette: Seq
 
 
 def name_regions(grid: Grid, ax: Axes, *, names: Mapping[int, str]) -> Axes:
-    """Write names on the regions of a grid that are large enough for one, each in the middle of its region."""
+    """Write a name in the middle of each region of a grid that is large enough."""
     for label, name in names.items():
         inside = np.argwhere(grid.values == label)
-        if len(inside) > NAMED * grid.values.size:
+        if len(inside) > NAMED_SHARE * grid.values.size:
             row, column = inside[np.square(inside - inside.mean(0)).sum(1).argmin()]
             text: Any = {"color": MUTED, "fontsize": 9, "ha": "center", "va": "center"}
             ax.text(grid.xs[column], grid.ys[row], name, zorder=1, clip_on=True, **text)
@@ -130,7 +133,7 @@ def name_regions(grid: Grid, ax: Axes, *, names: Mapping[int, str]) -> Axes:
 
 
 def plot_contours(grid: Grid, ax: Axes, *, style: str = "-", colour: str = INK) -> Axes:
-    """Draw the walls between the classes of a grid, in a line style and colour as matplotlib names them."""
+    """Draw the walls between the classes of a grid, in a line style and colour of matplotlib."""
     lines: Any = {"levels": [0.5], "colors": colour, "linestyles": style, "linewidths": 1.4, "zorder": 1}
     for label in np.unique(grid.values)[1:]:
         ax.contour(grid.xs, grid.ys, (grid.values == label).astype(np.float64), **lines)
@@ -142,8 +145,8 @@ def plot_entropy(grid: Grid, ax: Axes, *, classes: int) -> Axes:
 
     Args:
         grid: Entropy of each point in nats.
-        ax: Axes to draw on; a scale is put below.
-        classes: Their number; the brightest colour is the entropy log(classes) of a uniform label.
+        ax: Axes to draw on; a scale is drawn below them.
+        classes: Number of classes; the brightest colour is the entropy log(classes) of a uniform label.
     """
     shades: Any = {
         "cmap": "cividis",
@@ -160,13 +163,13 @@ def plot_entropy(grid: Grid, ax: Axes, *, classes: int) -> Axes:
 
 
 def plot_points(points: Floats, labels: Labels, ax: Axes, *, wrong: Mask | None = None) -> Axes:
-    """Put features on the plane in the colours of their true classes; wrong ones get a dark ring.
+    """Draw features in the colours of their true classes; misclassified ones get a dark ring.
 
     Args:
-        points: (n, 2).
-        labels: (n,) true classes.
+        points: Features (n, 2).
+        labels: True classes (n,).
         ax: Axes to draw on.
-        wrong: (n,) mask of those that were misclassified.
+        wrong: Mask (n,) of misclassified features.
     """
     marked = np.zeros(len(labels), dtype=bool) if wrong is None else wrong
     fine, ringed = {"s": 11, "alpha": 0.75, "linewidths": 0}, {"s": 17, "edgecolors": INK, "linewidths": 0.9}
@@ -174,18 +177,23 @@ def plot_points(points: Floats, labels: Labels, ax: Axes, *, wrong: Mask | None 
         colours, style = [class_colour(label) for label in labels[mask]], cast(Any, look)
         # Beyond some thousand points one bitmap is smaller than a path for each.
         ax.scatter(
-            points[mask, 0], points[mask, 1], c=colours, rasterized=len(points) > PATHS, zorder=order, **style
+            points[mask, 0],
+            points[mask, 1],
+            c=colours,
+            rasterized=len(points) > MOST_PATHS,
+            zorder=order,
+            **style,
         )
     return ax
 
 
 def plot_sites(diagram: Diagram, ax: Axes, *, names: Sequence[str]) -> Axes:
-    """Put the sites on the plane, each with the name of its class: on it if all names are short, beside it if not.
+    """Draw the sites, each with the name of its class: on the site if all names are short, else beside it.
 
     Args:
-        diagram: Two-dimensional.
+        diagram: Diagram in two dimensions.
         ax: Axes to draw on.
-        names: Of the classes.
+        names: Names of the classes.
     """
     groups = range(diagram.num_sites) if diagram.groups is None else diagram.groups.tolist()
     short, middle = max(map(len, names)) <= SHORT, diagram.sites.mean(0)
@@ -209,12 +217,12 @@ def plot_sites(diagram: Diagram, ax: Axes, *, names: Sequence[str]) -> Axes:
 
 
 def plot_moves(before: Floats, after: Floats, labels: Labels, ax: Axes) -> Axes:
-    """Draw an arrow from where each feature was to where it is, in the colour of its true class.
+    """Draw an arrow from the old to the new place of each feature, in the colour of its true class.
 
     Args:
-        before: (n, 2).
-        after: (n, 2).
-        labels: (n,) true classes.
+        before: Old places (n, 2).
+        after: New places (n, 2).
+        labels: True classes (n,).
         ax: Axes to draw on.
     """
     colours = [class_colour(label) for label in labels]
@@ -227,7 +235,7 @@ def plot_moves(before: Floats, after: Floats, labels: Labels, ax: Axes) -> Axes:
 
 
 def _align(step: float, before: str, after: str) -> str:
-    """How a text that is moved by a step is aligned, so that it does not cover what it was moved away from."""
+    """Return the alignment of a text that is moved by a step, so that it does not cover its old place."""
     return after if step > 0.5 else before if step < -0.5 else "center"
 
 

@@ -1,4 +1,4 @@
-"""How captions speak of classes and images."""
+"""Words for classes and images in captions of figures."""
 
 from __future__ import annotations
 
@@ -6,28 +6,28 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 
-def find_noun(classes: Sequence[str]) -> str:
-    """What images of these classes are: digits where all classes are numbers of one digit.
+def image_noun(classes: Sequence[str]) -> str:
+    """Return the noun for images of some classes: "digit" if all classes are single digits, else "image".
 
     Example:
-        >>> find_noun(["0", "1"]), find_noun(["cat", "dog"])
+        >>> image_noun(["0", "1"]), image_noun(["cat", "dog"])
         ('digit', 'image')
     """
     return "digit" if all(name.isdigit() and len(name) == 1 for name in classes) else "image"
 
 
 def name_class(name: str) -> str:
-    """A class in a legend.
+    """Return the name of a class for a legend.
 
     Example:
         >>> name_class("3"), name_class("cat")
         ('digit 3', 'cat')
     """
-    return f"digit {name}" if find_noun([name]) == "digit" else name
+    return f"digit {name}" if image_noun([name]) == "digit" else name
 
 
 def list_names(names: Sequence[str]) -> str:
-    """Names in a sentence.
+    """Join names for a sentence.
 
     Example:
         >>> list_names(["cat", "dog", "frog"])
@@ -37,13 +37,13 @@ def list_names(names: Sequence[str]) -> str:
     return f"{', '.join(rest)} and {last}" if rest else last
 
 
-def render_images(facts: Mapping[str, Any]) -> str:
-    """What happened to the images of a figure, with the constants behind it.
+def describe_images(facts: Mapping[str, Any]) -> str:
+    """Describe the corruption of a figure's images, with its constants.
 
     Example:
-        >>> render_images({"domain": "fog 5", "constants": "imagenet", "strength": {"amount": 3.0, "decay": 1.4}})
+        >>> describe_images({"domain": "fog 5", "constants": "imagenet", "strength": {"amount": 3.0, "decay": 1.4}})
         "fog 5 with ImageNet-C's constants (amount 3, decay 1.4)"
-        >>> render_images({"domain": "fog 5", "constants": "official", "strength": {}})
+        >>> describe_images({"domain": "fog 5", "constants": "official", "strength": {}})
         'fog 5 as it was released'
     """
     domain: str = facts["domain"]

@@ -1,4 +1,4 @@
-"""Invented studies: real recipes and specs, rows drawn from a formula. Fast, and the same every time."""
+"""Invented studies for reports: real recipes and specs, rows computed from a formula. Fast and deterministic."""
 
 import hashlib
 import itertools
@@ -13,7 +13,8 @@ from ttvd.bench.recipe import Entry, Recipe, list_entries, parse_recipe
 from ttvd.bench.run import Record, Row
 from ttvd.bench.spec import Domain, Facts, Member, Run, Spec
 from ttvd.bench.store import Failure, Figure, Store
-from ttvd.bench.study import Study, study
+from ttvd.bench.study import Line, Study, study
+from ttvd.report.results import Results
 
 BINS = 15
 NOON = 1_790_000_000.0
@@ -32,10 +33,17 @@ lr = [0.001, 0.0005]
 [[methods]]
 name = ["source", "bn", "tent", "ttvd"]
 """
+FIXED = BASIC.replace('rules = ["grid-best", "validation"]', "").replace("[grid]\nlr = [0.001, 0.0005]", "")
+"""Without a grid: one fixed setting for each method."""
+
+CONDITIONS = BASIC.replace('rules = ["grid-best", "validation"]', "").replace(
+    "[grid]\nlr = [0.001, 0.0005]", "[stream]\nbatch_size = [16, 8]"
+)
+"""Two conditions: batches of 16 and of 8."""
 
 
 class FakeStore:
-    """What a report asks of a store, from memory."""
+    """The part of a store that reports use, in memory."""
 
     def __init__(self, *texts: tuple[str, str], batches: int = 8, shift: float = 0.0) -> None:
         self.path = Path("/somewhere/runs.db")
@@ -133,7 +141,7 @@ def _make_spec(
 
 
 def fake_run(spec: Spec, batches: int, shift: float = 0.0) -> Run:
-    """Errors fall along the stream for methods that learn; the rest follows from names."""
+    """Make a run: errors fall along the stream for methods that learn, the rest follows from hashes of names."""
     rng = np.random.default_rng(int(spec.key, 16))
     learning = spec.method not in ("source", "bn", "t3a", "lame")
     level = _level(spec) + shift * learning
@@ -203,5 +211,10 @@ def _state(confidence: np.ndarray[Any, Any], correct: np.ndarray[Any, Any]) -> d
 
 
 def _share(*words: str) -> float:
-    """A number in [0, 1) for some words, the same everywhere."""
+    """Return a number in [0, 1) that depends on some words only."""
     return int(hashlib.sha256("/".join(words).encode()).hexdigest()[:8], 16) / 2**32
+
+
+def pick(results: Results, label: str, rule: str) -> Line:
+    """Return the line of a label and a rule."""
+    return next(line for line in results.lines if (line.label, line.rule) == (label, rule))
