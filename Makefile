@@ -6,7 +6,7 @@ PIP_FLAGS ?=
 BIN := $(VENV)/bin
 # The oldest versions that ttvd allows, in an environment of their own.
 OLDEST ?= $(VENV)/oldest
-OLDEST_TOOLS := pytest hypothesis scipy shapely
+OLDEST_TOOLS := pytest pytest-xdist hypothesis scipy shapely
 # Threads that wait give their core away, and memory that is freed is kept for the next step: see docs/performance.md.
 STEADY := OMP_WAIT_POLICY=passive MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=8589934592
 
@@ -32,7 +32,7 @@ $(VENV)/.dev: $(BIN)/python pyproject.toml constraints.txt
 
 $(OLDEST)/.done: pyproject.toml constraints-oldest.txt
 	$(PYTHON) -m venv $(OLDEST)
-	$(OLDEST)/bin/python -m pip install -q $(PIP_FLAGS) -c constraints-oldest.txt -e '.[report,images]' $(OLDEST_TOOLS)
+	$(OLDEST)/bin/python -m pip install -q $(PIP_FLAGS) -c constraints-oldest.txt -e '.[demo]' $(OLDEST_TOOLS)
 	@touch $@
 
 $(VENV)/.browser: $(VENV)/.dev
@@ -50,7 +50,7 @@ test-browser: $(VENV)/.browser  ## Test the pages in a headless Chromium, which 
 		OMP_NUM_THREADS=1 TTVD_BROWSER="$$browser" $(BIN)/python -m pytest -q tests/browser
 
 test-oldest: $(OLDEST)/.done  ## Test the core with the oldest versions of its dependencies
-	OMP_NUM_THREADS=1 $(OLDEST)/bin/python -m pytest -q tests/geometry tests/nn tests/engine tests/methods tests/zoo tests/source
+	OMP_NUM_THREADS=1 $(OLDEST)/bin/python -m pytest -q -n 2 $(addprefix tests/,geometry nn engine methods zoo source)
 
 lint: $(VENV)/.dev  ## Check style and types
 	$(BIN)/ruff check .

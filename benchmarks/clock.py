@@ -18,7 +18,8 @@ Run = Callable[[], object]
 
 WARM_UPS = {"cpu": 2, "cuda": 4}
 """Calls that are not timed; on CUDA the first is eager, the second compiles or records, later ones replay."""
-_ROUND = 0.05  # seconds that a round of one contender lasts at least, where a call is shorter
+ROUND = 0.05
+"""Seconds that a round of one contender lasts at least; shorter calls are repeated."""
 _LEAST_ROUNDS = 3
 
 
@@ -98,7 +99,7 @@ def _warm_up(run: Run, device: torch.device) -> int:
     """Call it until it is warm; returns how often it fits into a round."""
     for _ in range(WARM_UPS[device.type] - 1):
         run()
-    return max(1, min(100, round(_ROUND / max(time_calls(run, device, 1), 1e-6))))
+    return max(1, min(100, round(ROUND / max(time_calls(run, device, 1), 1e-6))))
 
 
 def peak_memory(run: Run, device: torch.device) -> int:

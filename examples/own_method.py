@@ -42,6 +42,7 @@ class ConfidentTent(ttvd.GradientAdapter):
         return ttvd.Step(logits, loss, used.mean())
 
 
+torch.manual_seed(0)
 source = ttvd.load("digits-plain")
 batches = list(torch.rand(4, 16, 1, 28, 28))
 
