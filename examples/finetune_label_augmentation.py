@@ -8,6 +8,8 @@ Measure whether that pays on your data, as is done here: it does on photographs,
 turned 6 is a 9.
 """
 
+from dataclasses import replace
+
 import torch
 from torch import nn
 
@@ -28,19 +30,14 @@ plain = nn.Sequential(
     *(nn.Conv2d(16, 32, 3, stride=2, padding=1), nn.BatchNorm2d(32), nn.ReLU()),
     *(nn.Flatten(), nn.Linear(32 * 7 * 7, 64), nn.ReLU(), nn.Linear(64, 10)),
 )
-training = {
-    "batch_size": 64,
-    "optimizer": "adamw",
-    "lr": 2e-3,
-    "schedule": "onecycle",
-    "padding": 2,
-    "flip": False,
-}
-ttvd.source.train(plain, *known, ttvd.source.Recipe("plain", epochs=5, **training))
+config = ttvd.source.Recipe(
+    "plain", epochs=5, batch_size=64, optimizer="adamw", lr=2e-3, schedule="onecycle", padding=2, flip=False
+)
+ttvd.source.train(plain, *known, config)
 
 # All four outputs of a class start as copies of its old output, so that the classes are known from the start.
 model = ttvd.split(plain).augmented(views=4).model
-ttvd.source.train(model, *known, ttvd.source.Recipe("sla", epochs=5, **training))
+ttvd.source.train(model, *known, replace(config, objective="sla"))
 
 # Both models adapt to digits in fog.
 for name, classifier in (("plain classifier", plain), ("after label augmentation", model)):
