@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from benchmarks.worlds import Network
+from benchmarks.setups import Network
 from torch import nn
 
 from benchmarks import clock

@@ -19,7 +19,7 @@ from ttvd.data.sets import ImageSet
 
 @pytest.fixture
 def resources(tmp_path: Path) -> Resources:
-    """The resources of the small world, with its model under the name that the table asks for."""
+    """The resources of the small setup, with its model under the name that the table asks for."""
     made = make_resources(tmp_path, count=20)
     folder = made.setting.checkpoints
     assert folder is not None
