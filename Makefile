@@ -4,11 +4,14 @@ VENV ?= .venv
 # Extra flags for pip, e.g. PIP_FLAGS="--extra-index-url URL" to take torch from a CPU-only index.
 PIP_FLAGS ?=
 BIN := $(VENV)/bin
+# The oldest versions that ttvd allows, in an environment of their own.
+OLDEST ?= $(VENV)/oldest
+OLDEST_TOOLS := pytest pytest-xdist hypothesis scipy shapely
 # Threads that wait give their core away, and memory that is freed is kept for the next step: see docs/performance.md.
 STEADY := OMP_WAIT_POLICY=passive MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=8589934592
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-browser lint format bench results soak wheel-check clean
+.PHONY: help demo test test-browser test-oldest lint format bench results soak wheel-check clean
 
 help:  ## List the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 16
@@ -24,6 +27,12 @@ $(VENV)/.demo: $(BIN)/python pyproject.toml constraints.txt
 
 $(VENV)/.dev: $(BIN)/python pyproject.toml constraints.txt
 	$(BIN)/python -m pip install -q $(PIP_FLAGS) -c constraints.txt -e '.[dev]'
+	@$(BIN)/python tools/torchvision_stub.py
+	@touch $@
+
+$(OLDEST)/.done: pyproject.toml constraints-oldest.txt
+	$(PYTHON) -m venv $(OLDEST)
+	$(OLDEST)/bin/python -m pip install -q $(PIP_FLAGS) -c constraints-oldest.txt -e '.[demo]' $(OLDEST_TOOLS)
 	@touch $@
 
 $(VENV)/.browser: $(VENV)/.dev
@@ -34,11 +43,14 @@ demo: $(VENV)/.demo  ## Adapt a digit classifier to corrupted digits; ends with 
 	$(BIN)/ttvd demo --out out/demo
 
 test: lint  ## Run all checks and tests
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal
 
 test-browser: $(VENV)/.browser  ## Test the pages in a headless Chromium, which is installed if need be
 	browser=$$($(BIN)/python tools/find_browser.py) && \
 		OMP_NUM_THREADS=1 TTVD_BROWSER="$$browser" $(BIN)/python -m pytest -q tests/browser
+
+test-oldest: $(OLDEST)/.done  ## Test the core with the oldest versions of its dependencies
+	OMP_NUM_THREADS=1 $(OLDEST)/bin/python -m pytest -q -n 2 $(addprefix tests/,geometry nn engine methods zoo source)
 
 lint: $(VENV)/.dev  ## Check style and types
 	$(BIN)/ruff check .

@@ -18,7 +18,8 @@ Run = Callable[[], object]
 
 WARM_UPS = {"cpu": 2, "cuda": 4}
 """Calls that are not timed; on CUDA the first is eager, the second compiles or records, later ones replay."""
-_ROUND = 0.05  # seconds that a round of one contender lasts at least, where a call is shorter
+ROUND = 0.05
+"""Seconds that a round of one contender lasts at least; shorter calls are repeated."""
 _LEAST_ROUNDS = 3
 
 
@@ -29,7 +30,7 @@ def find_device(name: str) -> torch.device:
 
 
 def describe_device(device: torch.device) -> str:
-    """What it is, in words."""
+    """Describe a device in words."""
     if device.type == "cuda":
         return f"{torch.cuda.get_device_name(device)}, torch {torch.__version__}"
     return f"{torch.get_num_threads()} CPU threads, torch {torch.__version__}"
@@ -42,7 +43,7 @@ class Times:
     rounds: Mapping[str, list[float]]
 
     def median(self, name: str) -> float:
-        """Seconds for a call."""
+        """Median seconds of a call."""
         return statistics.median(self.rounds[name])
 
     def ratio(self, name: str, other: str) -> float:
@@ -57,10 +58,10 @@ def take_turns(
     """Time contenders against each other.
 
     Args:
-        runs: What to call, by name.
-        device: On CUDA it is the device's own events that are read.
-        seconds: For all rounds together; there are at least ``least`` of them.
-        least: Rounds.
+        runs: Functions to time, by name.
+        device: Device of the runs. On CUDA, times are those of the device's own events.
+        seconds: Time for all rounds together.
+        least: Smallest number of rounds.
     """
     repeats = {name: _warm_up(run, device) for name, run in runs.items()}
     rounds: dict[str, list[float]] = {name: [] for name in runs}
@@ -98,7 +99,7 @@ def _warm_up(run: Run, device: torch.device) -> int:
     """Call it until it is warm; returns how often it fits into a round."""
     for _ in range(WARM_UPS[device.type] - 1):
         run()
-    return max(1, min(100, round(_ROUND / max(time_calls(run, device, 1), 1e-6))))
+    return max(1, min(100, round(ROUND / max(time_calls(run, device, 1), 1e-6))))
 
 
 def peak_memory(run: Run, device: torch.device) -> int:

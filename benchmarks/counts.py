@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 from benchmarks.clock import find_device
-from benchmarks.worlds import NETWORKS, Network
+from benchmarks.setups import NETWORKS, Network
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -37,9 +37,9 @@ class Count:
     """What was counted.
 
     Attributes:
-        operations: Of matrix products and convolutions; a multiplication and an addition are two.
-        bytes: By kind of operation.
-        fused: Bytes, if activations and sums cost nothing but the other term of a sum.
+        operations: Number of operations in matrix products and convolutions; a multiplication and an addition are two.
+        bytes: Bytes that are read and written, by kind of operation.
+        fused: Bytes, if activations cost nothing and a sum costs its other term only.
     """
 
     operations: float = 0.0
@@ -72,7 +72,7 @@ class Tally(TorchDispatchMode):
         read = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         written = [leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor)]
         if name.startswith("aten::convolution_backward") and not args[-1][1]:
-            read.pop(1)  # the input is for the gradient of the weights, which nobody wants
+            read.pop(1)  # the input is read for the gradient of the weights, which is not computed
         size = sum(map(_bytes, read + written))
         if packet in flop_registry:
             kind = "matrix"
@@ -98,9 +98,9 @@ def count_step(network: Network, images: int, dtype: torch.dtype, views: int = 4
 
     Args:
         network: A kind of networks.
-        images: That are forwarded, views included.
-        dtype: In which everything is stored.
-        views: Of the head.
+        images: Number of images in the forward pass, views included.
+        dtype: Type of all tensors.
+        views: Number of rotations that the head tells apart.
     """
     with torch.device("meta"):
         net = network.make(network.classes * views)
@@ -125,10 +125,10 @@ def measure_rates(device: torch.device, dtype: torch.dtype, side: int, size: int
     """Operations and bytes a second that this machine reaches: a large product, and a copy of what no cache holds.
 
     Args:
-        device: Of the machine.
-        dtype: Of the product.
-        side: Of its matrices.
-        size: Of the copy, in numbers.
+        device: Device to measure.
+        dtype: Type of the matrices.
+        side: Number of rows and columns of the matrices.
+        size: Number of float32 values that are copied.
     """
     a, b = (torch.randn(side, side, device=device, dtype=dtype) for _ in range(2))
     source = torch.zeros(size, device=device)

@@ -18,7 +18,7 @@ class Pass(NamedTuple):
     """One pass through the network.
 
     Attributes:
-        images: How many times the batch it holds.
+        images: Size of the input, in batches.
         backward: Whether the gradients of what adapts are computed.
     """
 
@@ -45,7 +45,7 @@ class Floor:
 
     Args:
         adapter: Whose network is used; it should do nothing else any more.
-        passes: What is done.
+        passes: Passes of one call.
         x: The batch.
     """
 

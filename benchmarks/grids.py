@@ -55,7 +55,7 @@ def measure_grid(kind: str, jobs: tuple[int, ...], runs: int, limit: int) -> Ite
     Args:
         kind: ``"processes"`` or ``"Ray"``.
         jobs: Numbers of workers.
-        runs: In the grid.
+        runs: Number of runs in the grid.
         limit: Images of a run.
     """
     for count in jobs:

@@ -24,8 +24,8 @@ from benchmarks.clock import Run, describe_device, find_device, take_turns, time
 from benchmarks.floors import Recorded
 from benchmarks.geometry import isolate_geometry
 from benchmarks.grids import measure_grid
+from benchmarks.setups import TEMPERATURES
 from benchmarks.table import Row, Table
-from benchmarks.worlds import TEMPERATURES
 from torch import nn
 
 import ttvd

@@ -33,7 +33,7 @@ class Plain:
 
     Args:
         model: The classifier.
-        made: What the method needs of source data.
+        made: Source data that the method needs: sites, features or Fisher information.
 
     Attributes:
         least: Images that a batch must have.

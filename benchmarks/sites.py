@@ -15,8 +15,8 @@ from pathlib import Path
 
 import torch
 from benchmarks.clock import describe_device, find_device, take_turns
+from benchmarks.setups import NETWORKS, Network
 from benchmarks.table import Row, Table
-from benchmarks.worlds import NETWORKS, Network
 from torch import Tensor, nn
 
 import ttvd

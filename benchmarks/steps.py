@@ -1,4 +1,4 @@
-"""What a step of each method costs: against its floor, and against plain eager code.
+"""Cost of a step of each method, compared with its floor and with plain eager code.
 
     python -m benchmarks.steps                                                   # what two CPU cores can do in a while
     python -m benchmarks.steps --methods tent ttvd --networks resnet26 --batches 64
@@ -30,8 +30,8 @@ from benchmarks.floors import Floor, Recorded, is_recorded, list_passes
 from benchmarks.geometry import isolate_geometry
 from benchmarks.plain import Plain
 from benchmarks.rivals import RIVALS
+from benchmarks.setups import NETWORKS, Mode, Network, Setup
 from benchmarks.table import Row, Table
-from benchmarks.worlds import NETWORKS, Mode, Network, World
 
 import ttvd
 from ttvd.methods import Adapter, Method
@@ -48,11 +48,11 @@ class Plan(NamedTuple):
     """What is measured in every cell.
 
     Attributes:
-        device: Where.
-        mode: In what precision and layout.
-        seconds: For the rounds of a cell.
-        rivals: Kinds of them.
-        longest: Floors that take longer by estimate are left out.
+        device: Device of the steps.
+        mode: Precision, layout, compiled or not.
+        seconds: Time for the rounds of a cell.
+        rivals: Kinds of rivals: "plain", "public".
+        longest: Longest estimated time of a floor, in seconds; longer ones are left out.
     """
 
     device: torch.device
@@ -66,8 +66,8 @@ class Measured(NamedTuple):
     """What was measured in a cell.
 
     Attributes:
-        times: Of all contenders.
-        sizes: Bytes at the peak, of ours and of the floor.
+        times: Times of all contenders.
+        sizes: Peak memory of our step and of the floor, in bytes.
         kept: Share of the batch that our step used.
     """
 
@@ -76,33 +76,33 @@ class Measured(NamedTuple):
     kept: float
 
 
-def measure_cell(world: World, batch: int, plan: Plan, group: str) -> Row:
+def measure_cell(setup: Setup, batch: int, plan: Plan, group: str) -> Row:
     """Time a method at a batch size against its floor and its rivals."""
     if plan.mode.compile:
         torch.compiler.reset()  # else the eighth network of a run would be the last that is compiled
-    makers = _list_contenders(world, batch, plan)
+    makers = _list_contenders(setup, batch, plan)
     measured = _measure_together(makers, plan) or _measure_apart(makers, plan)
-    return _make_row(group, world.method, batch, measured)
+    return _make_row(group, setup.method, batch, measured)
 
 
-def _list_contenders(world: World, batch: int, plan: Plan) -> Makers:
-    x = world.batch(batch)
+def _list_contenders(setup: Setup, batch: int, plan: Plan) -> Makers:
+    x = setup.batch(batch)
     makers: Makers = {
-        "ours": lambda: partial(world.adapter(plan.mode), x),
-        "floor": lambda: _make_floor(world, x, plan),
-        "geometry": lambda: _make_geometry(world, x, plan),
+        "ours": lambda: partial(setup.adapter(plan.mode), x),
+        "floor": lambda: _make_floor(setup, x, plan),
+        "geometry": lambda: _make_geometry(setup, x, plan),
     }
     for kind in plan.rivals:
-        rival = RIVALS[kind].get(world.method.name)
+        rival = RIVALS[kind].get(setup.method.name)
         if rival is not None and batch >= rival.least:
-            makers[kind] = partial(_make_rival, rival, world, x)
+            makers[kind] = partial(_make_rival, rival, setup, x)
     return makers
 
 
-def _make_floor(world: World, x: torch.Tensor, plan: Plan) -> Run:
-    adapter = world.adapter(plan.mode)
+def _make_floor(setup: Setup, x: torch.Tensor, plan: Plan) -> Run:
+    adapter = setup.adapter(plan.mode)
     inside = getattr(adapter, "adapter", adapter)
-    floor = Floor(inside, list_passes(world.method, inside), x)
+    floor = Floor(inside, list_passes(setup.method, inside), x)
     return Recorded(floor, plan.device) if is_recorded(adapter, plan.device) else floor
 
 
@@ -144,12 +144,12 @@ def _read_kept(run: Run) -> float:
     return float(adapter.kept)
 
 
-def _make_rival(kind: type[Plain], world: World, x: torch.Tensor) -> Run:
-    return partial(kind(world.net, **world.gather()), x)
+def _make_rival(kind: type[Plain], setup: Setup, x: torch.Tensor) -> Run:
+    return partial(kind(setup.net, **setup.gather()), x)
 
 
-def _make_geometry(world: World, x: torch.Tensor, plan: Plan) -> Run | None:
-    adapter = world.adapter(replace(plan.mode, compile=False))
+def _make_geometry(setup: Setup, x: torch.Tensor, plan: Plan) -> Run | None:
+    adapter = setup.adapter(replace(plan.mode, compile=False))
     recorded = is_recorded(adapter, plan.device)
     run = isolate_geometry(adapter, x)
     return Recorded(run, plan.device) if run is not None and recorded else run
@@ -207,14 +207,14 @@ def measure_all(
                 )
                 continue
             try:
-                table.add(measure_cell(World(NETWORKS[name], method, plan.device), batch, plan, group))
+                table.add(measure_cell(Setup(NETWORKS[name], method, plan.device), batch, plan, group))
             except (ValueError, ImportError, torch.OutOfMemoryError) as error:
                 table.note(f"{method.name} on {name}, batch {batch}: {str(error).splitlines()[0]}.")
             free_memory(plan.device)
 
 
 def free_memory(device: torch.device) -> None:
-    """Give back what nobody holds."""
+    """Free memory that is not in use."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()

@@ -20,9 +20,9 @@ from typing import NamedTuple
 import torch
 from benchmarks.clock import describe_device
 from benchmarks.grids import measure_grid
+from benchmarks.setups import NETWORKS, Mode, Setup
 from benchmarks.steps import Plan, measure_cell
 from benchmarks.table import Row, Table
-from benchmarks.worlds import NETWORKS, Mode, World
 
 import ttvd
 from benchmarks import growth, inputs, sites
@@ -63,7 +63,7 @@ def _make_step(network: str, batch: int, method: str, seconds: float) -> Callabl
         plan = Plan(CPU, Mode(), seconds, ("plain", "public") if network == "resnet26" else ("plain",), 60.0)
         kind = NETWORKS[network]
         group = f"{network}, {kind.side} x {kind.side}"
-        yield measure_cell(World(kind, ttvd.list_methods()[method], CPU), batch, plan, group)
+        yield measure_cell(Setup(kind, ttvd.list_methods()[method], CPU), batch, plan, group)
 
     return measure
 

@@ -14,18 +14,18 @@ class Row:
     """What was measured; None where a column does not apply.
 
     Attributes:
-        group: What belongs together: a network, or a benchmark.
+        group: Name of a group of rows: a network, or a benchmark.
         name: A method, or what grows.
         setting: Batch size, number of classes and the like.
-        ms: For a step.
+        ms: Milliseconds of a step.
         images: A second.
         floor: Time of a step by that of its floor.
         plain: Time of a plain eager step by ours.
         public: Time of the public code's step by ours.
-        megabytes: At the peak of a step.
+        megabytes: Peak memory of a step.
         memory: The same by that of the floor.
         geometry: Share of the time of a step.
-        note: What else is to be said.
+        note: Remark.
     """
 
     group: str

@@ -46,15 +46,15 @@ SLA = "resnet26-cifar10-sla"
 
 @dataclass
 class Spent:
-    """What the runs of a line took.
+    """Cost of the runs of a line.
 
     Attributes:
-        runs: How many.
-        images: In all of them.
-        seconds: From building the adapter to the last score; with several processes, without building it.
-        batches: How many.
-        steps: Seconds in the adapter.
-        wrong: Images.
+        runs: Number of runs.
+        images: Number of images in all runs.
+        seconds: Time from building the adapter to the last score; with several processes, without building it.
+        batches: Number of batches.
+        steps: Seconds spent in the adapter.
+        wrong: Number of images with a wrong prediction.
     """
 
     runs: int = 0
@@ -81,7 +81,7 @@ class Spent:
         return Row(group, name, f"{self.runs} runs", ms=steps, images=rate, note=text)
 
     def describe(self, making: float) -> str:
-        """What else is to be said of a run of one setting."""
+        """Remark for a run of one setting."""
         return f" and {making:.1f} s to corrupt, error {100 * self.wrong / self.images:.2f} %"
 
 

@@ -1,37 +1,12 @@
 """Shared by all tests."""
 
-import importlib.util
-from pathlib import Path
-
 import pytest
 import torch
 from hypothesis import settings
 
-_stubs: list[torch.library.Library] = []
-
-
-def _mend_torchvision() -> None:
-    """Declare torchvision's operators where its binary does not fit a CPU-only torch.
-
-    Importing torchvision, and with it timm and torchmetrics, fails there although nothing of the binary is used.
-    """
-    spec = importlib.util.find_spec("torchvision")
-    if spec is None or spec.origin is None:
-        return
-    try:
-        torch.ops.load_library(next(Path(spec.origin).parent.glob("_C*.so")))
-    except (OSError, StopIteration):
-        library = torch.library.Library("torchvision", "DEF")
-        for name in ("nms", "qnms"):
-            library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-        _stubs.append(library)
-
-
-_mend_torchvision()
 torch.set_num_threads(1)
-settings.register_profile(
-    "patient", deadline=None
-)  # how long a case takes says more of the machine than of the code
+# No deadline: how long a case takes says more about the machine than about the code.
+settings.register_profile("patient", deadline=None)
 settings.load_profile("patient")
 
 

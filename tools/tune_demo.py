@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
-
 from ttvd.demo.job import Domain, Entry, measure
 
 DOMAINS = (Domain("speckle_noise", 5), Domain("gaussian_blur", 2), Domain("spatter", 5))

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ttvd.zoo.catalog import load as load
     from ttvd.zoo.sites import Sites as Sites
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"
 
 _HOMES = {
     "ttvd.methods": ("TTVD", "Adapter", "GradientAdapter", "Step", "create", "list_methods", "register"),

@@ -1,4 +1,4 @@
-"""The benchmarks run, at sizes that take no time; what they measure is theirs to say, and never asserted."""
+"""The benchmarks run, at small sizes. The times that they measure are never asserted."""
 
 import csv
 from collections.abc import Iterator, Mapping
@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 from benchmarks.clock import Run, Times, take_turns
+from benchmarks.setups import NETWORKS, Mode, Network, Setup
 from benchmarks.steps import Plan, estimate_seconds, measure_all, measure_cell
 from benchmarks.table import Row, Table, format_row, shorten
-from benchmarks.worlds import NETWORKS, Mode, Network, World
 
 import ttvd
 from benchmarks import growth, sites, steps, suite
@@ -22,7 +22,7 @@ PLAN = Plan(CPU, Mode(), 0.0, ("plain", "public"), 60.0)
 
 @pytest.mark.parametrize("name", ["source", "tent", "sar", "t3a", "ttvd", "rdumb", "ttt"])
 def test_cells(name: str, tiny: Network) -> None:
-    row = measure_cell(World(tiny, ttvd.list_methods()[name], CPU), 3, PLAN, "tiny")
+    row = measure_cell(Setup(tiny, ttvd.list_methods()[name], CPU), 3, PLAN, "tiny")
     assert row.ms
     assert row.floor
     assert row.megabytes
@@ -33,7 +33,7 @@ def test_cells(name: str, tiny: Network) -> None:
 
 
 def test_public_code_is_left_out_where_it_fails(tiny: Network) -> None:
-    assert measure_cell(World(tiny, ttvd.list_methods()["ttvd"], CPU), 1, PLAN, "tiny").public is None
+    assert measure_cell(Setup(tiny, ttvd.list_methods()["ttvd"], CPU), 1, PLAN, "tiny").public is None
 
 
 def test_what_does_not_fit_into_memory_is_measured_apart(
@@ -45,7 +45,7 @@ def test_what_does_not_fit_into_memory_is_measured_apart(
         return take_turns(runs, *rest)
 
     monkeypatch.setattr(steps, "take_turns", turn)
-    row = measure_cell(World(tiny, ttvd.list_methods()["eta"], CPU), 3, PLAN, "tiny")
+    row = measure_cell(Setup(tiny, ttvd.list_methods()["eta"], CPU), 3, PLAN, "tiny")
     assert row.floor
     assert row.public
     assert row.plain is None
@@ -54,7 +54,7 @@ def test_what_does_not_fit_into_memory_is_measured_apart(
 
 def test_lower_precision(tiny: Network) -> None:
     plan = PLAN._replace(mode=Mode("bfloat16", channels_last=True), rivals=())
-    assert measure_cell(World(tiny, ttvd.list_methods()["ttvd"], CPU), 2, plan, "tiny").memory
+    assert measure_cell(Setup(tiny, ttvd.list_methods()["ttvd"], CPU), 2, plan, "tiny").memory
     assert plan.mode.label == "bfloat16, channels last"
 
 

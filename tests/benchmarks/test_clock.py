@@ -1,4 +1,4 @@
-"""Turns, medians and memory: what the clock says is so."""
+"""Turns, medians and peak memory."""
 
 import pytest
 import torch

@@ -2,7 +2,7 @@
 
 import torch
 from benchmarks.counts import Tally, count_forward, count_step, measure_rates
-from benchmarks.worlds import NETWORKS, Network
+from benchmarks.setups import NETWORKS, Network
 from torch import nn
 
 

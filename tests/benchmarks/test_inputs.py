@@ -1,4 +1,4 @@
-"""The benchmark of pictures from the disk runs, at a size that takes no time, and counts what it says it counts."""
+"""The benchmark of pictures from the disk runs, at a small size, and tells waiting from working."""
 
 import time
 from collections.abc import Iterator

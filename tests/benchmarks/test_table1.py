@@ -15,7 +15,7 @@ from ttvd.bench.resources import Resources
 
 @pytest.fixture
 def resources(tmp_path: Path) -> Resources:
-    """The resources of the small world, with its model under the name that the table asks for."""
+    """The resources of the small setup, with its model under the name that the table asks for."""
     made = make_resources(tmp_path, count=20)
     folder = made.config.checkpoints
     assert folder is not None

@@ -1,7 +1,7 @@
-"""Networks with random weights, and what methods need of source data, for benchmarks of cost.
+"""Networks with random weights, and random source data for methods, for benchmarks of cost.
 
-Predictions differ from image to image, and most are as certain as the filters of EATA and SAR want them: code whose
-work depends on how much is kept is measured where something is.
+Predictions differ from image to image, and most are certain enough for the filters of EATA and SAR: the cost of a
+method that selects samples is measured with samples selected.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ class Network:
     """A kind of network.
 
     Attributes:
-        side: Of its images.
-        classes: Without label augmentation.
-        make: From a number of outputs to a network.
-        parts: What it can be built with: ``"instance-aware norm"``, ``"rotation head"``.
+        side: Height and width of the images.
+        classes: Number of classes, label augmentation not counted.
+        make: Function that builds a network with a given number of outputs.
+        parts: Special parts that it can be built with: ``"instance-aware norm"``, ``"rotation head"``.
     """
 
     side: int
@@ -50,18 +50,9 @@ class Network:
     parts: frozenset[str] = frozenset()
 
 
-_stubs: list[torch.library.Library] = []
-
-
 def _make_vit(outputs: int) -> nn.Module:
-    try:
-        import timm
-    except RuntimeError:
-        # The binary of torchvision does not fit a CPU-only torch; nothing of it is used.
-        _stubs.append(torch.library.Library("torchvision", "DEF"))
-        for name in ("nms", "qnms"):
-            _stubs[-1].define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-        import timm
+    import timm
+
     net: nn.Module = timm.create_model("vit_base_patch16_224", num_classes=outputs)
     return net
 
@@ -101,13 +92,13 @@ class Mode:
         return ", ".join(word for word in words if word)
 
 
-class World:
+class Setup:
     """A network for a kind of methods, on a device, and batches of noise for it.
 
     Args:
-        network: One of :data:`NETWORKS`, or a kind of the caller's.
-        method: It decides on the head and on the norms.
-        device: Where everything lives.
+        network: One of :data:`NETWORKS`, or another kind.
+        method: The method. It decides which head and norms the network has.
+        device: Device of the network and the batches.
 
     Raises:
         ValueError: The method needs a part that this kind of network is not built with here.
@@ -147,7 +138,7 @@ class World:
         return adapter
 
     def gather(self) -> dict[str, Any]:
-        """What the method needs of source data, of random numbers."""
+        """Source data that the method needs, made of random numbers."""
         head, classes = split(self.net).linear, self.network.classes
         made: dict[str, Any] = {}
         generator = torch.Generator().manual_seed(1)
