@@ -214,7 +214,7 @@ def download_file(urls: Sequence[str], target: Path, md5: str, *, progress: Prog
 def _retrieve(url: str, target: Path, md5: str, downloader: _ResumingDownloader) -> str:
     """Download a file with pooch; return the reason of a failure, or an empty string."""
     try:
-        import pooch  # type: ignore[import-untyped]
+        import pooch
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError("downloads need pooch: pip install 'ttvd[data]'") from error
     pooch.get_logger().setLevel("WARNING")  # the caller reports the progress
