@@ -355,7 +355,7 @@ class Naive:
         return torch.stack([p[k * self.rotations + a].log() for a, p in enumerate(views)]).sum() / self.tau
 
     def answer(self, scores: list[list[float]]) -> Tensor:
-        """Posteriors under the shares that three rounds find, with A imagined images."""
+        """Posteriors under the shares that three rounds find, with A pseudo-images."""
         p = [softmax(row) for row in scores]
         imagined = 1 / min(max(self.excess, 1e-4), 1 / 1.01) - 1
         shares = [1 / CLASSES] * CLASSES

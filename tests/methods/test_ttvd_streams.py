@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 import ttvd
 from tests.helpers.methods import OFF, WAITING, Watch, draw_images, make_ttvd
-from ttvd.methods.shared.losses import log_posteriors, log_rotations
+from ttvd.methods.shared.losses import log_posteriors
 from ttvd.nn.resnet import ResNet
+from ttvd.nn.views import log_rotations
 from ttvd.testing import make_world
 
 

@@ -15,6 +15,7 @@ from torch import Tensor
 import ttvd
 from tests.helpers.methods import OFF, draw_images, make_ttvd
 from ttvd.methods.shared import losses as objectives
+from ttvd.nn import views
 
 BOUNDED = settings(deadline=None, derandomize=True, max_examples=40)
 SEEDS = st.integers(0, 2**16)
@@ -25,7 +26,7 @@ def soft_likelihood_ratio(logits: Tensor) -> Tensor:
 
 
 def log_rotations(logits: Tensor, rotations: int) -> Tensor:
-    return objectives.log_rotations(objectives.log_posteriors(logits), rotations)
+    return views.log_rotations(objectives.log_posteriors(logits), rotations)
 
 
 def draw(seed: int, *shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
@@ -152,9 +153,9 @@ def test_the_registry_knows_the_parameters() -> None:
         ({"rotation_weight": -1.0}, "rotation_weight must be a finite weight of at least 0"),
         ({"rotation_weight": math.nan}, "rotation_weight must be a finite weight"),
         ({"slr_weight": math.inf}, "slr_weight must be a finite weight"),
-        ({"prior": 0.0}, "prior must be a positive, finite number of imagined images"),
+        ({"prior": 0.0}, "prior must be a positive, finite number of pseudo-images"),
         ({"prior": math.inf}, "prior must be a positive"),
-        ({"prior": "batch"}, "prior must be 'stream', a number of imagined images or None, got 'batch'"),
+        ({"prior": "batch"}, "prior must be 'stream', a number of pseudo-images or None, got 'batch'"),
         ({"output_temperature": 0.0}, "output_temperature must be positive"),
         ({"output_temperature": math.inf}, "output_temperature must be positive and finite"),
         ({"output_temperature": math.nan}, "output_temperature must be positive and finite"),

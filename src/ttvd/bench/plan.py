@@ -145,7 +145,9 @@ def _list_streams(
     recipe: Recipe, entry: Entry, spec: Spec, corruptions: Sequence[str], resources: Resources
 ) -> Iterator[Spec]:
     """The runs of a setting on all corruptions, with all seeds."""
-    domains = tuple(Domain(name, recipe.data.severity) for name in corruptions)
+    domains = tuple(
+        Domain(name, recipe.data.severities.get(name, recipe.data.severity)) for name in corruptions
+    )
     streams = [(domain,) for domain in domains] if recipe.stream.join == "reset" else [domains]
     seeds = entry.part.seeds or recipe.seeds
     if spec.selection == "oracle" and recipe.oracle.seeds is not None:

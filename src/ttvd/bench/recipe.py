@@ -30,17 +30,15 @@ from pydantic import (
 from pydantic.dataclasses import dataclass
 
 from ttvd.bench.spec import CLEAN, ORDERS, Precision
-from ttvd.data.corruptions import CORRUPTIONS, EXTRA
+from ttvd.data.corruptions import CORRUPTIONS, EXTRA, GROUPS
 from ttvd.data.sets import SETS
 from ttvd.methods import Method, find_method, list_methods
 
 Rule = Literal["last", "grid-best", "validation", "oracle"]
 RULES: tuple[Rule, ...] = get_args(Rule)
+_LARGEST = 2**63 - 1  # what a store can hold
 NEEDS = ("rotation head", "instance-aware norm", "sites")
 """Entries of ``Method.needs`` that choose a source model, the most specific first."""
-GROUPS = {"all": CORRUPTIONS, "extra": EXTRA, "every": (*CORRUPTIONS, *EXTRA)}
-"""Names that stand for several corruptions."""
-_LARGEST = 2**63 - 1  # what a store can hold
 
 
 def _as_tuple(value: Any) -> Any:
@@ -114,6 +112,7 @@ Values: TypeAlias = Annotated[tuple[Any, ...], BeforeValidator(_as_tuple)]
 Rules: TypeAlias = Annotated[tuple[Rule, ...], BeforeValidator(_as_tuple)]
 Corruptions: TypeAlias = Annotated[Texts, AfterValidator(_expand_groups)]
 Grid: TypeAlias = Mapping[str, Annotated[tuple[Any, ...], BeforeValidator(_as_grid_values)]]
+Severity: TypeAlias = Annotated[StrictInt, Field(ge=1, le=5)]
 Fraction: TypeAlias = Annotated[StrictFloat, Field(gt=0, le=1)]
 _CONFIG = ConfigDict(extra="forbid")
 
@@ -142,6 +141,7 @@ class DataPart:
         corruptions: Names of corruptions. ``"all"`` stands for the 15 of the usual tables, ``"extra"`` for the other 4,
             ``"every"`` for all 19, ``"none"`` for clean images.
         severity: Severity of the corruptions, 1 to 5.
+        severities: Severities of single corruptions, where they differ.
         constants: Table of the generated corruptions, ``"cifar"`` or ``"imagenet"``.
         limit: Number of images that are used, a fixed random choice; all unless given.
         validation: Corruptions that choose parameters under the rule ``validation``.
@@ -149,10 +149,17 @@ class DataPart:
 
     set: Annotated[StrictStr, AfterValidator(_one_of(SETS))]
     corruptions: Corruptions = CORRUPTIONS
-    severity: Annotated[StrictInt, Field(ge=1, le=5)] = 5
+    severity: Severity = 5
+    severities: Mapping[str, Severity] = field(default_factory=dict)
     constants: Literal["cifar", "imagenet"] = "cifar"
     limit: Count | None = None
     validation: Corruptions = EXTRA
+
+    def __post_init__(self) -> None:
+        used = (*self.corruptions, *self.validation)
+        for name in self.severities:
+            if name not in used:
+                raise ValueError(f"has no corruption {name!r} to give a severity; {suggest(name, used)}")
 
 
 @dataclass(frozen=True, config=_CONFIG)

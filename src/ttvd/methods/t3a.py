@@ -62,6 +62,11 @@ class T3A(Adapter):
         """The normalised supports (k, m, d), or with ``supports=-1`` their sum (k, 1, d)."""
         return self.memory.items if self.supports > 0 else self.memory.sums[:, None]
 
+    @property
+    def templates(self) -> Tensor:
+        """The class templates (k, d); their inner products with features are the scores."""
+        return F.normalize(self.memory.sums, dim=1)
+
     def output(self, x: Tensor) -> Tensor:
         """Scores against the present templates."""
         return self._score(self.model.features(x))

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from ttvd.geometry.precision import full_precision, upcast
 from ttvd.methods.gradient import GradientAdapter, Step
 from ttvd.methods.registry import register
-from ttvd.methods.shared.augmentations import crop_and_mirror
 from ttvd.methods.shared.losses import differentiate
 from ttvd.methods.shared.random_state import RandomState
+from ttvd.nn.augment import crop_and_flip, draw_crops
 from ttvd.nn.norms import Statistics, StreamNorm, following_stream
 from ttvd.nn.rotation import RotationNet
 from ttvd.nn.views import rotate
@@ -158,12 +158,12 @@ class TTT(GradientAdapter):
         if self.mode == "episodic":
             self.reset()
 
-    def loss(self, x: Tensor, offsets: Tensor, mirror: Tensor, turns: Tensor) -> Step:
+    def loss(self, x: Tensor, crops: Tensor, turns: Tensor) -> Step:
         """Cross-entropy of the rotations of new copies; gradients are summed over chunks of images."""
         parameters = self.adapting()
         total = [torch.zeros_like(parameter) for parameter in parameters]
         loss, out = torch.zeros_like(self.kept), []
-        copies, turns = self.make_copies(x, offsets, mirror, turns)
+        copies, turns = self.make_copies(x, crops, turns)
         chunk = self.chunk or self._choose_chunk(x)
         for images, labels in zip(copies.split(chunk), turns.split(chunk), strict=True):
             with following_stream(self.model):
@@ -179,19 +179,16 @@ class TTT(GradientAdapter):
     def _choose_chunk(self, x: Tensor) -> int:
         return max(1, _PIXELS // (self.copies * x.shape[-2:].numel())) if x.is_cuda else 8
 
-    def random_inputs(self, x: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
-        """Where to crop (n, 2), whether to mirror and how often to turn (n,) each of the copies."""
+    def random_inputs(self, x: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Crops (n, 3) of the copies, see :func:`~ttvd.nn.augment.draw_crops`, and their quarter turns (n,)."""
         size, views = len(x) * self.copies, self.model.rotation.fc.out_features
-        offsets = torch.randint(2 * self._choose_padding(x) + 1, (size, 2), generator=generator)
-        mirror = torch.randint(2, (size,), generator=generator)
-        return offsets, mirror, torch.randint(views, (size,), generator=generator)
+        crops = draw_crops(size, self._choose_padding(x), True, generator)
+        return crops, torch.randint(views, (size,), generator=generator)
 
-    def make_copies(self, x: Tensor, offsets: Tensor, mirror: Tensor, turns: Tensor) -> tuple[Tensor, Tensor]:
+    def make_copies(self, x: Tensor, crops: Tensor, turns: Tensor) -> tuple[Tensor, Tensor]:
         """Copies (b, copies, c, h, w) of images, cropped, mirrored and turned as drawn; and the turns (b, copies)."""
         size, views = len(turns), self.model.rotation.fc.out_features
-        copies = crop_and_mirror(
-            x.repeat_interleave(self.copies, 0), offsets, mirror, self._choose_padding(x)
-        )
+        copies = crop_and_flip(x.repeat_interleave(self.copies, 0), crops, self._choose_padding(x))
         copies = rotate(copies, views).unflatten(0, (views, size))[turns, torch.arange(size, device=x.device)]
         return copies.unflatten(0, (len(x), self.copies)), turns.view(len(x), self.copies)
 

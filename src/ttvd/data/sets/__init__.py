@@ -66,15 +66,7 @@ def load_set(
         >>> load_set("digits").labels.bincount()
         tensor([200, 200, 200, 200, 200, 200, 200, 200, 200, 200])
     """
-    check_choice(name, SETS, "data set")
-    if split not in ("train", "test"):
-        raise ValueError(f"split must be 'train' or 'test', got {split!r}")
-    if split == "train" and name in _TEST_ONLY:
-        raise ValueError(f"{name} has no training split, it is for testing; got split='train'")
-    if corruption is None and name in _CORRUPTED:
-        raise ValueError(f"{name} needs the name of a corruption")
-    if corruption is not None and name not in _CORRUPTED:
-        raise ValueError(f"{name} has no corruption {corruption!r}; corrupted sets: {', '.join(_CORRUPTED)}")
+    _check_request(name, split, corruption)
     root = Path(root)
     if corruption is not None:
         return _load_corrupted(name, root, split, corruption, severity)
@@ -93,6 +85,18 @@ def load_set(
             return ImageFolder(root)
         case _:
             return _load_arrays(root)
+
+
+def _check_request(name: str, split: Split, corruption: str | None) -> None:
+    check_choice(name, SETS, "data set")
+    if split not in ("train", "test"):
+        raise ValueError(f"split must be 'train' or 'test', got {split!r}")
+    if split == "train" and name in _TEST_ONLY:
+        raise ValueError(f"{name} has no training split, it is for testing; got split='train'")
+    if corruption is None and name in _CORRUPTED:
+        raise ValueError(f"{name} needs the name of a corruption")
+    if corruption is not None and name not in _CORRUPTED:
+        raise ValueError(f"{name} has no corruption {corruption!r}; corrupted sets: {', '.join(_CORRUPTED)}")
 
 
 def _load_corrupted(

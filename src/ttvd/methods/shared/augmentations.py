@@ -125,32 +125,6 @@ def shift_hue(x: Tensor, shift: Tensor) -> Tensor:
     return value - chroma * torch.minimum(sector, 4.0 - sector).clamp(0.0, 1.0)
 
 
-def crop_and_mirror(images: Tensor, offsets: Tensor, mirror: Tensor, padding: int) -> Tensor:
-    """Pad images with zeros, crop each to its original size, and mirror some of them.
-
-    Args:
-        images: (b, c, h, w).
-        offsets: (b, 2) row and column where the crop begins in the padded image, from 0 to 2 * padding.
-        mirror: (b,) above 0 for the images to mirror after the crop.
-        padding: Pixels on each side.
-
-    Example:
-        >>> x = torch.tensor([[[[1.0, 2.0]]]])
-        >>> crop_and_mirror(x, torch.tensor([[1, 0]]), torch.tensor([0]), 1).flatten().tolist()  # moved right
-        [0.0, 1.0]
-        >>> crop_and_mirror(x, torch.tensor([[1, 1]]), torch.tensor([1]), 1).flatten().tolist()
-        [2.0, 1.0]
-    """
-    height, width = images.shape[-2:]
-    rows = torch.arange(height, device=images.device) + offsets[:, :1]
-    columns = torch.arange(width, device=images.device).expand(len(images), width)
-    columns = torch.where(mirror[:, None] > 0, width - 1 - columns, columns) + offsets[:, 1:]
-    batch = torch.arange(len(images), device=images.device)[:, None, None, None]
-    channel = torch.arange(images.shape[1], device=images.device)[:, None, None]
-    padded = F.pad(images, (padding,) * 4)
-    return padded[batch, channel, rows[:, None, :, None], columns[:, None, None, :]]
-
-
 def blur(x: Tensor, sigma: Tensor) -> Tensor:
     """Gaussian blur of five taps with a sigma (b, 1, 1, 1) for each image; two pixels are lost on each side."""
     height, width = x.shape[-2] - 2 * _BLUR, x.shape[-1] - 2 * _BLUR

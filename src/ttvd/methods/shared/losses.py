@@ -89,35 +89,3 @@ def soft_likelihood_ratio(log_probs: Tensor, *, clip: float | None = None) -> Te
     # At most 1/2 is left where the largest is not, and its own place must not give 0 * inf as a gradient.
     others = torch.where(largest, rest, torch.log1p(-probs.masked_fill(largest, 0.0)))
     return -(probs * (log_probs - others)).sum(-1)
-
-
-def log_rotations(log_probs: Tensor, rotations: int) -> Tensor:
-    """Logarithms of the probabilities of the rotations, summed over the classes: (v, b, rotations).
-
-    p_a(r) is the sum over the classes of the probabilities of the joint cells (class, r).
-
-    Args:
-        log_probs: (v, b, k * rotations) logarithms of probabilities, class-major, from :func:`log_posteriors`.
-        rotations: How many rotations the head tells apart.
-
-    Example:
-        >>> logits = torch.zeros(2, 1, 3 * 2)  # two views, three classes, two rotations, all equally likely
-        >>> log_rotations(log_posteriors(logits), 2).exp().flatten()
-        tensor([0.5000, 0.5000, 0.5000, 0.5000])
-    """
-    found: Tensor = log_probs.unflatten(-1, (-1, rotations)).logsumexp(2)
-    return found
-
-
-def rotation_loss(rotations: Tensor) -> Tensor:
-    """Mean cross-entropy of the known rotations, a scalar.
-
-    Args:
-        rotations: (v, b, r) logarithms of probabilities, from :func:`log_rotations`. View a has the a-th rotation.
-
-    Example:
-        >>> rotation_loss(torch.tensor([[[0.9, 0.1]], [[0.2, 0.8]]]).log()).exp().round(decimals=4)
-        tensor(1.1785)
-    """
-    found: Tensor = -rotations.diagonal(dim1=0, dim2=2).mean()
-    return found

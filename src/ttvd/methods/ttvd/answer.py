@@ -17,7 +17,7 @@ def correct_shares(scores: Tensor, prior: float | LabelShiftEstimator | None) ->
 
     Args:
         scores: (b, k).
-        prior: Number of imagined images, spread evenly over the classes, with which shares are estimated; or what
+        prior: Number of pseudo-images, spread evenly over the classes, with which shares are estimated; or what
             estimates it along the stream; or None for no correction.
     """
     if prior is None:

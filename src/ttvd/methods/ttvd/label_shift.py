@@ -20,7 +20,7 @@ class LabelShiftEstimator(TracksStream):
     of its images share a class at the rate s = b + (1 - b) / (A + 1), where b is the rate of two images of different
     batches. The mean of p_i . p_j over the pairs of a batch estimates s. The product of its mean posterior with that of
     earlier batches estimates b. So the stream itself shows A: large where batches are alike, near 0 where they come
-    sorted by class. With A imagined images, :func:`ttvd.geometry.prior.shift_weights` is the empirical Bayes estimate
+    sorted by class. With A pseudo-images, :func:`ttvd.geometry.prior.shift_weights` is the empirical Bayes estimate
     of the shares.
 
     A model that a shift has biased towards some classes predicts these in all batches alike: b grows with s, and the

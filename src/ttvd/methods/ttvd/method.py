@@ -1,7 +1,7 @@
 """TTVD: test-time adaptation guided by Voronoi diagrams, in all its stages."""
 
-from collections.abc import Callable
-from typing import ClassVar, Self, Unpack
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Self, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -13,9 +13,7 @@ from ttvd.methods.shared.losses import (
     entropy,
     imbalance,
     log_posteriors,
-    log_rotations,
     mean_over,
-    rotation_loss,
     soft_likelihood_ratio,
 )
 from ttvd.methods.ttvd.answer import correct_shares, soften
@@ -37,7 +35,7 @@ from ttvd.methods.ttvd.presets import PRESETS
 from ttvd.methods.ttvd.step_scale import StepScale
 from ttvd.nn.norms import Statistics
 from ttvd.nn.split import SplitModel, split
-from ttvd.nn.views import rotate
+from ttvd.nn.views import log_rotations, rotate, rotation_nll
 from ttvd.zoo.sites import Sites
 
 _rotate = fusible()(rotate)
@@ -83,7 +81,7 @@ class TTVD(GradientAdapter):
             whatever the filter decides, so all of a batch is used. The head must tell rotations apart; unless given,
             the weight is 1 where it does and several views are used.
         slr_weight: Weight of the soft likelihood ratio over the cells of each view, for the kept samples.
-        prior: Number of imagined images, spread evenly over the classes, with which the shares of the classes in a
+        prior: Number of pseudo-images, spread evenly over the classes, with which the shares of the classes in a
             batch are estimated; answers are corrected for these shares (``ttvd.geometry.prior``). ``"stream"``
             estimates the number along the stream
             (:class:`~ttvd.methods.ttvd.label_shift.LabelShiftEstimator`). None, like a large number, corrects nothing.
@@ -175,6 +173,22 @@ class TTVD(GradientAdapter):
         self.label_shift = LabelShiftEstimator(classes, like) if shares else None
         self.online_temperature = OnlineTemperature(like) if self.output_temperature == "stream" else None
 
+    @classmethod
+    def site_parts(cls, sites: Sites, parameters: Mapping[str, Any]) -> frozenset[str]:
+        """Name the parts of the sites, beside means and temperatures, on which results depend.
+
+        Benchmarks fingerprint these parts, so that a run on other sites is another run.
+
+        Args:
+            sites: Sites of the model.
+            parameters: Parameters as plain JSON values, defaults included.
+        """
+        views = 1 if parameters["structure"] in ("vd", "pd") else sites.views
+        given = parameters["statistics"]
+        anchored = given is None or (isinstance(given, str) and Statistics.parse(given).anchored)
+        parts = {f"anchors/{views}"} if anchored else set()
+        return frozenset(parts | ({"rotation_loss"} if parameters["adaptive_step"] is not False else set()))
+
     def output(self, x: Tensor) -> Tensor:
         """Class scores F / tau of the structure, softened and corrected for the shares of the classes."""
         return self._answer(self._soften(self._score(*self.forward_views(x), self.structure) / self.tau))
@@ -212,7 +226,7 @@ class TTVD(GradientAdapter):
             each = each + self.slr_weight * soft_likelihood_ratio(log_probs).mean(0)
         loss = mean_over(each, kept)
         if self.rotation_weight and rotations is not None:
-            loss = loss + self.rotation_weight * rotation_loss(rotations)
+            loss = loss + self.rotation_weight * rotation_nll(rotations).mean()
             share = torch.ones_like(share)  # the rotations of all samples are known: all take part
         if self.diversity_weight:
             loss = loss + self.diversity_weight * imbalance(scores)

@@ -103,7 +103,7 @@ def check_weights(rotation: float, slr: float, diversity: float, head_views: int
 def check_answer(prior: float | str | None, output_temperature: float | str, head_views: int) -> None:
     """Refuse a prior or an output temperature that cannot be meant, or that this head cannot give."""
     if isinstance(prior, str) and prior != "stream":
-        raise ValueError(f"prior must be 'stream', a number of imagined images or None, got {prior!r}")
+        raise ValueError(f"prior must be 'stream', a number of pseudo-images or None, got {prior!r}")
     if prior is not None and not isinstance(prior, str):
         check_count("prior", prior)
     if isinstance(output_temperature, str):

@@ -4,8 +4,9 @@ import torch
 from torch import Tensor
 
 from ttvd.geometry.precision import upcast
-from ttvd.methods.shared.losses import all_finite, rotation_loss
+from ttvd.methods.shared.losses import all_finite
 from ttvd.nn.norms import TracksStream
+from ttvd.nn.views import rotation_nll
 
 SCALE = 0.1
 """Steps are full where the loss lies this many nats or more above that on source data."""
@@ -55,7 +56,7 @@ class StepScale(TracksStream):
         if not self.following or self.settled:
             return
         size, dtype = rotations.shape[1], self.level.dtype
-        found = rotation_loss(upcast(rotations.detach())).to(dtype)
+        found = rotation_nll(upcast(rotations.detach())).mean().to(dtype)
         share = size / (self.images.to(dtype).clamp_max(MEMORY) + size)
         new = torch.lerp(self.level, found, share)
         fine = all_finite(new)
