@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
-from ttvd.engine.compiling import compile_once
+from ttvd.engine.compiling import compile_once, raise_recompile_limit
 from ttvd.engine.fast_layers import exchange_layers
 
 Precision = Literal["float32", "bfloat16"]
@@ -75,6 +75,7 @@ def prepare_network(
     if compile:
         exchange_layers(network)
         _exclude_heads()
+        raise_recompile_limit()
         # As nn.Module.compile, which however makes a reference cycle through the module.
         network._compiled_call_impl = _CompiledCall(network)
 

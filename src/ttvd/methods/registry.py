@@ -166,8 +166,9 @@ def find_method(name: str) -> Method:
         return _METHODS[name]
     names = [*_METHODS, *_find_offered()]
     near = difflib.get_close_matches(name, names, n=3)
-    hint = f"did you mean {' or '.join(near)}?" if near else f"there are: {', '.join(names)}"
-    raise ValueError(f"no method is called {name!r}; {hint} A class of your own is package.module:Class")
+    known = f"there are: {', '.join(names)}; a class of your own is package.module:Class"
+    hint = f"did you mean {' or '.join(near)}?" if near else known
+    raise ValueError(f"no method is called {name!r}; {hint}")
 
 
 @cache
