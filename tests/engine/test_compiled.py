@@ -132,14 +132,13 @@ def test_errors_that_are_not_the_compilers_are_not_hidden(monkeypatch: pytest.Mo
 
 
 @pytest.mark.filterwarnings("ignore:RoTTA runs as it is written")
-@pytest.mark.parametrize("right", [1, 3])
-def test_the_compiler_may_fail_at_a_later_step_too(right: int, compile_by: Compile) -> None:
+def test_the_compiler_may_fail_at_a_later_step_too(compile_by: Compile) -> None:
     """RoTTA's memory grows, and with it what is compiled."""
     calls = [0]
 
     def fail_later(module: Any, _: Any) -> Any:
         calls[0] += 1
-        if calls[0] > right:
+        if calls[0] > 2:
             raise RuntimeError("PassManager::run failed")
         return module.forward
 
@@ -232,13 +231,12 @@ def test_in_double_precision_no_memory_is_lost(compile_by: Compile) -> None:
         torch.testing.assert_close(adapter.state_dict()[name], wanted, msg=name)
 
 
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_what_was_accelerated_in_inference_mode_adapts(precision: str) -> None:
+def test_what_was_accelerated_in_inference_mode_adapts() -> None:
     _, make = make_world("ttvd")
-    plain = make().accelerate(precision=precision, compile=True)  # type: ignore[arg-type]
+    plain = make().accelerate(precision="bfloat16", compile=True)
     adapter = make()
     with torch.inference_mode():
-        adapter.accelerate(precision=precision, compile=True)  # type: ignore[arg-type]
+        adapter.accelerate(precision="bfloat16", compile=True)
     for batch in make_batches(3):
         torch.testing.assert_close(adapter(batch), plain(batch))
 
