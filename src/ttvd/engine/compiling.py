@@ -73,7 +73,9 @@ def raise_recompile_limit() -> None:
     """Allow as many variants of a function as a table has settings; torch silently stops compiling after eight."""
     from torch._dynamo import config
 
-    config.recompile_limit = max(config.recompile_limit, GRAPHS)
+    # Before torch 2.7 the limit has another name.
+    name = "recompile_limit" if hasattr(config, "recompile_limit") else "cache_size_limit"
+    setattr(config, name, max(getattr(config, name), GRAPHS))
 
 
 def force_eager(compiled: bool) -> AbstractContextManager[object]:

@@ -101,10 +101,17 @@ def _read_switches(device_type: str) -> tuple[object, ...]:
     return (
         torch.is_autocast_enabled(device_type),
         torch.get_autocast_dtype(device_type),
-        torch.backends.cuda.matmul.fp32_precision,
-        cudnn.conv.fp32_precision,  # type: ignore[attr-defined]
+        *_read_float32_precision(),
         cudnn.enabled,
         cudnn.benchmark,
         cudnn.deterministic,
         torch.are_deterministic_algorithms_enabled(),
     )
+
+
+def _read_float32_precision() -> tuple[object, object]:
+    """Precision of float32 products and convolutions, by the switches that this version of torch has."""
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    if hasattr(cudnn, "conv"):
+        return matmul.fp32_precision, cudnn.conv.fp32_precision
+    return matmul.allow_tf32, cudnn.allow_tf32  # before torch 2.9

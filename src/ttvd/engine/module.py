@@ -39,6 +39,10 @@ class SteppedModule(StatefulModule):
         self._seen_batch = self._fits = False
         self.runner = StepRunner()
 
+    def call_model(self, x: Tensor) -> Tensor:
+        """Logits of the model."""
+        raise NotImplementedError
+
     def branch(self, x: Tensor) -> Hashable:
         """Which branch the step takes."""
         raise NotImplementedError
@@ -95,7 +99,7 @@ class SteppedModule(StatefulModule):
         x = x.clone() if x.is_inference() else x
         if not self._fits:  # a model that returns no logits is refused before anything changes
             with torch.no_grad(), force_eager(self.compiled):
-                check_logits(self.model(x[:2]), len(x[:2]))
+                check_logits(self.call_model(x[:2]), len(x[:2]))
         self._seen_batch = self._fits = True
         return x, values
 

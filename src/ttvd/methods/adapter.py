@@ -23,7 +23,7 @@ from ttvd.nn.norms import (
     running_buffers,
     select_parameters,
 )
-from ttvd.nn.split import SplitModel, shared_copy, split, unwrap
+from ttvd.nn.split import SplitModel, shared_copy, split, unwrap, unwrap_output
 
 Timing = Literal["before", "after"]
 
@@ -83,9 +83,13 @@ class Adapter(SteppedModule):
             self._running_averages = {f"model.{name}" for name in running_buffers(self.model)}
         self.start(self.probe.device)
 
+    def call_model(self, x: Tensor, network: nn.Module | None = None) -> Tensor:
+        """Logits of the model, or of another network; a tuple, dictionary or object is unwrapped."""
+        return unwrap_output((self.model if network is None else network)(x))
+
     def output(self, x: Tensor) -> Tensor:
         """Logits (b, k) of the present state; changes nothing."""
-        return upcast(self.model(x))
+        return upcast(self.call_model(x))
 
     def branch(self, x: Tensor) -> Hashable:
         """Called first for each batch, on the host: choose what the step does, as far as its tensors do not show it.

@@ -95,12 +95,12 @@ class CoTTA(GradientAdapter):
 
     def output(self, x: Tensor) -> Tensor:
         """Logits of the teacher on the images themselves."""
-        return upcast(self.teacher(x))
+        return upcast(self.call_model(x, self.teacher))
 
     def loss(self, x: Tensor) -> Step:
         """Mean cross-entropy between teacher and student."""
         target = self._teach(x)
-        logits = upcast(self.model(x))
+        logits = upcast(self.call_model(x))
         each = -(target.softmax(1) * logits.log_softmax(1)).sum(1)
         if self.agreement == "symmetric":
             each = 0.5 * each - 0.5 * (logits.softmax(1) * target.log_softmax(1)).sum(1)

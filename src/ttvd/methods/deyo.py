@@ -136,4 +136,4 @@ class DeYO(GradientAdapter):
     def _forward_frozen(self, x: Tensor) -> Tensor:
         """Logits; on copies of the buffers, so that running averages do not learn from shuffled images."""
         still = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
-        return upcast(functional_call(self.model, still, (x,)))
+        return upcast(unwrap_output(functional_call(self.model, still, (x,))))

@@ -13,6 +13,7 @@ from ttvd.methods.shared.augmix import augmix
 from ttvd.methods.shared.losses import differentiate, entropy
 from ttvd.methods.shared.random_state import RandomState
 from ttvd.nn.norms import Statistics
+from ttvd.nn.split import unwrap_output
 
 
 @register(
@@ -74,7 +75,7 @@ class MEMO(Adapter):
 
     def output(self, x: Tensor) -> Tensor:
         """Logits of each image by itself, without a step."""
-        return torch.cat([upcast(self.model(image[None])) for image in x])
+        return torch.cat([upcast(self.call_model(image[None])) for image in x])
 
     def adapt(self, x: Tensor) -> Tensor:
         """Logits of each image, by the weights that it has adapted."""
@@ -87,13 +88,13 @@ class MEMO(Adapter):
                 views = augmix(image, self.views, generator)
             weights |= self._step(weights, views)
         with torch.no_grad():
-            return upcast(functional_call(self.model, weights, (image,)))
+            return upcast(unwrap_output(functional_call(self.model, weights, (image,))))
 
     @torch.enable_grad()
     def _step(self, weights: dict[str, Tensor], views: Tensor) -> dict[str, Tensor]:
         """The weights after one step on the entropy of the mean prediction."""
         moving = {name: weight.detach().requires_grad_() for name, weight in weights.items()}
-        logits = upcast(functional_call(self.model, moving, (views,)))
+        logits = upcast(unwrap_output(functional_call(self.model, moving, (views,))))
         mean = logits.log_softmax(1).logsumexp(0) - math.log(len(views))
         gradients = differentiate(entropy(mean), list(moving.values()))
         found = {n: g for n, g in zip(moving, gradients, strict=True) if g is not None}

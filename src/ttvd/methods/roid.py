@@ -87,7 +87,7 @@ class ROID(GradientAdapter):
 
     def output(self, x: Tensor) -> Tensor:
         """Log-probabilities after the correction of the prior."""
-        return correct_prior(upcast(self.model(x)))
+        return correct_prior(upcast(self.call_model(x)))
 
     def random_inputs(self, x: Tensor, generator: torch.Generator) -> tuple[Tensor, ...]:
         """An augmented copy of each image."""
@@ -95,11 +95,11 @@ class ROID(GradientAdapter):
 
     def loss(self, x: Tensor, augmented: Tensor) -> Step:
         """Weighted likelihood ratios and consistency; the running mean prediction follows the batch."""
-        logits = upcast(self.model(x))
+        logits = upcast(self.call_model(x))
         weights = weigh_samples(logits.detach(), self.mean, self.temperature)
         self.mean.lerp_(logits.detach().softmax(1).mean(0).to(self.mean.dtype), 1.0 - self.beta)
         with following_stream(self.model, False):  # averages learn from the images alone
-            others = upcast(self.model(augmented))
+            others = upcast(self.call_model(augmented))
         each = soft_likelihood_ratio(logits, clip=0.99) + symmetric_cross_entropy(others, logits)
         loss = (weights * each).sum() / (self.batch_size or len(x))
         return Step(correct_prior(logits), loss, (weights > 0).to(self.kept.dtype).mean())

@@ -132,7 +132,7 @@ class RoTTA(MemoryAdapter):
     def output(self, x: Tensor) -> Tensor:
         """Logits of the teacher, normalised by its averages alone."""
         with _averages_alone(self.teacher):
-            return upcast(self.teacher(x))
+            return upcast(self.call_model(x, self.teacher))
 
     def adapt(self, x: Tensor) -> Tensor:
         """Predict, remember, and learn from the memory when it is time."""
@@ -154,9 +154,9 @@ class RoTTA(MemoryAdapter):
     def loss(self, x: Tensor) -> Step:
         """Cross-entropy between the teacher on images of the memory and the student on augmentations of them."""
         with torch.no_grad(), self.random_state.generator() as generator:
-            target = upcast(self.teacher(x)).softmax(1)
+            target = upcast(self.call_model(x, self.teacher)).softmax(1)
             strong = augment(x, generator)
-        logits = upcast(self.model(strong))
+        logits = upcast(self.call_model(strong))
         ages = self.memory.ages[self.memory.labels >= 0] / self.memory.capacity
         each = -(target * logits.log_softmax(1)).sum(1) * torch.sigmoid(-ages)
         return Step(logits, each.mean(), torch.ones_like(self.kept))

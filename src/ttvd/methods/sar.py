@@ -124,4 +124,4 @@ class SAR(GradientAdapter):
     def _forward_with(self, x: Tensor, parameters: dict[str, Tensor]) -> Tensor:
         """Logits under other parameters; on copies of the buffers, so that running averages learn only once."""
         still = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
-        return upcast(functional_call(self.model, {**parameters, **still}, (x,)))
+        return upcast(unwrap_output(functional_call(self.model, {**parameters, **still}, (x,))))
