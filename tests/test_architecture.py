@@ -75,21 +75,10 @@ def modules() -> list[Path]:
     return [path for path in sorted(PACKAGE.rglob("*.py")) if path != PACKAGE / "__init__.py"]
 
 
-KNOWN_EXCEPTIONS = {
-    *("engine/acceleration.py", "engine/state.py", "engine/step_runner.py"),
-    *("methods/deyo.py", "methods/note.py", "methods/sar.py", "methods/t3a.py", "methods/tast.py"),
-    *("methods/ttt.py", "methods/ttvd/label_shift.py", "methods/ttvd/method.py"),
-    *("methods/ttvd/online_temperature.py", "methods/ttvd/step_scale.py"),
-}
-"""Modules that do not keep to the table yet. The list only becomes shorter: a module that was mended must leave it."""
-
-
 def test_rooms_import_only_what_they_may() -> None:
     named = {path.relative_to(PACKAGE): path.read_text() for path in modules()}
     found = {str(module): forbidden_rooms(module, source) for module, source in named.items()}
-    found = {module: rooms for module, rooms in found.items() if rooms}
-    assert {module: rooms for module, rooms in found.items() if module not in KNOWN_EXCEPTIONS} == {}
-    assert KNOWN_EXCEPTIONS - set(found) == set(), "mended: take it off the list"
+    assert {module: rooms for module, rooms in found.items() if rooms} == {}
 
 
 def test_the_table_has_no_cycle() -> None:
@@ -116,54 +105,6 @@ def test_the_check_of_imports_can_fail(module: str, source: str, rooms: list[str
     assert forbidden_rooms(Path(module), source) == rooms
 
 
-SHARING_TESTS: set[str] = {
-    "tests/bench/test_compiled.py",
-    "tests/bench/test_engines_local.py",
-    "tests/bench/test_engines_ray.py",
-    "tests/bench/test_engines_tasks.py",
-    "tests/bench/test_figures.py",
-    "tests/bench/test_figures_kinds.py",
-    "tests/bench/test_grid.py",
-    "tests/bench/test_pack.py",
-    "tests/bench/test_pack_union.py",
-    "tests/bench/test_recipe_kinds.py",
-    "tests/bench/test_supply_folders.py",
-    "tests/benchmarks/test_table1.py",
-    "tests/browser/conftest.py",
-    "tests/browser/test_pages.py",
-    "tests/browser/test_sorting.py",
-    "tests/deploy/test_adapt.py",
-    "tests/deploy/test_adapt_input.py",
-    "tests/deploy/test_adapt_stops.py",
-    "tests/methods/test_anchored.py",
-    "tests/methods/test_anchored_views.py",
-    "tests/methods/test_label_shift.py",
-    "tests/methods/test_label_shift_ttvd.py",
-    "tests/methods/test_online_temperature.py",
-    "tests/methods/test_online_temperature_ttvd.py",
-    "tests/methods/test_parity_ttvd.py",
-    "tests/methods/test_step_scale.py",
-    "tests/methods/test_step_scale_ttvd.py",
-    "tests/methods/test_ttvd_streams.py",
-    "tests/nn/test_norms_tracked.py",
-    "tests/report/test_charts.py",
-    "tests/report/test_comparisons.py",
-    "tests/report/test_diff.py",
-    "tests/report/test_figures.py",
-    "tests/report/test_folder.py",
-    "tests/report/test_honesty.py",
-    "tests/report/test_paper.py",
-    "tests/report/test_results.py",
-    "tests/report/test_study_page.py",
-    "tests/report/test_tables.py",
-    "tests/source/test_steps.py",
-    "tests/test_cli_bench.py",
-    "tests/test_cli_bench_watch.py",
-    "tests/test_cli_report.py",
-}
-"""Tests that import other tests still. The list only becomes shorter: a test that was mended must leave it."""
-
-
 def imported_tests(source: str) -> list[str]:
     """Modules of the tests, helpers apart, that a piece of code imports."""
     names = {name for name in imports(ast.parse(source)) if name.split(".")[0] == "tests"}
@@ -172,9 +113,7 @@ def imported_tests(source: str) -> list[str]:
 
 def test_tests_share_helpers_alone() -> None:
     sources = {str(path.relative_to(ROOT)): path.read_text() for path in (ROOT / "tests").rglob("*.py")}
-    found = {path: names for path, source in sources.items() if (names := imported_tests(source))}
-    assert {path: names for path, names in found.items() if path not in SHARING_TESTS} == {}
-    assert SHARING_TESTS - set(found) == set(), "mended: take it off the list"
+    assert {path: names for path, source in sources.items() if (names := imported_tests(source))} == {}
 
 
 def test_the_check_of_tests_can_fail() -> None:

@@ -15,6 +15,7 @@ from ttvd.methods.registry import register
 from ttvd.methods.sar import LAST_LAYERS
 from ttvd.methods.shared.losses import entropy, mean_over
 from ttvd.methods.shared.random_state import RandomState
+from ttvd.nn.split import unwrap_output
 
 
 def shuffle_patches(x: Tensor, order: Tensor) -> Tensor:

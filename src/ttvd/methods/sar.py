@@ -12,6 +12,7 @@ from ttvd.geometry.precision import upcast
 from ttvd.methods.gradient import GradientAdapter, Step, StepOptions
 from ttvd.methods.registry import register
 from ttvd.methods.shared.losses import differentiate, entropy, mean_over
+from ttvd.nn.split import unwrap_output
 
 LAST_LAYERS = ("layer4", "blocks.9", "blocks.10", "blocks.11", "norm")
 """What the authors leave alone: the last stage of ResNets; the last three blocks of ViT-B and its final norm."""
