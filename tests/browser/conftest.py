@@ -12,6 +12,7 @@ import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
 from tools.find_browser import find_browser
 
+from tests.helpers.browser import Visit, watch
 from tests.helpers.report import BASIC, CONDITIONS, FakeStore
 from ttvd.bench.store import Store
 from ttvd.report.diff import make_diff_page
@@ -19,14 +20,12 @@ from ttvd.report.document import Cell, Document, Section, Table
 from ttvd.report.html import render_html, write_report
 from ttvd.report.study import make_page
 
-SHOTS = Path(__file__).parents[2] / "out" / "browser"
 QUIET = [
     f"--{flag}" for flag in ("disable-gpu", "disable-background-networking", "disable-sync", "no-first-run")
 ]
 WIDE = BASIC.replace('corruptions = ["fog", "gaussian_noise", "contrast"]', 'corruptions = "all"').replace(
     '["grid-best", "validation"]', '["grid-best", "validation", "oracle"]'
 )
-Visit = Callable[..., Page]
 
 
 @pytest.fixture(scope="session")
@@ -92,18 +91,6 @@ def visit(browser: Browser, pages: dict[str, Path]) -> Iterator[Visit]:
     for context in opened:
         context.close()
     assert complaints == []
-
-
-def watch(page: Page, complaints: list[str]) -> None:
-    """Record what a page prints, the errors of its scripts, and requests outside its own file."""
-
-    def check(url: str) -> None:
-        if not url.startswith(("file:", "data:")):
-            complaints.append(f"request: {url}")
-
-    page.on("console", lambda message: complaints.append(f"console: {message.text}"))
-    page.on("pageerror", lambda error: complaints.append(f"error: {error}"))
-    page.on("request", lambda request: check(request.url))
 
 
 @pytest.fixture

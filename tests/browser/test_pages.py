@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from tests.browser.conftest import SHOTS, Visit, watch
+from tests.helpers.browser import SHOTS, Visit, watch
 
 Shoot = Callable[[Page, str], None]
 

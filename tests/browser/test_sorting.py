@@ -3,7 +3,7 @@
 import pytest
 from playwright.sync_api import Locator, Page
 
-from tests.browser.conftest import Visit
+from tests.helpers.browser import Visit
 
 
 def read(table: Locator, column: int) -> list[str]:
