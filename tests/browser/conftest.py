@@ -12,7 +12,7 @@ import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
 from tools.find_browser import find_browser
 
-from tests.helpers.browser import Visit, watch
+from tests.helpers.browser import SHOTS, Visit, watch
 from tests.helpers.report import BASIC, CONDITIONS, FakeStore
 from ttvd.bench.store import Store
 from ttvd.report.diff import make_diff_page
