@@ -135,7 +135,7 @@ ARRAYS = 'data.set = "arrays"\ndata.corruptions = ["none"]\ncheckpoints.plain = 
 def test_sets_without_training_images_are_for_methods_that_need_none(own_arrays: Path) -> None:
     resources = Resources(WorkerConfig(own_arrays))
     assert execute(make_spec(resources, ARRAYS, "source"), resources).totals["n"] == 64
-    with pytest.raises(ValueError, match=r"line 'eata': eata needs fisher, .*arrays has no split"):
+    with pytest.raises(ValueError, match=r"line 'eata': eata needs fisher, .*arrays has no training split"):
         make_spec(resources, ARRAYS, "eata")
     with pytest.raises(ValueError, match=r"civd needs sites, .*save sites beside digits-rotation"):
         make_spec(resources, ARRAYS + 'checkpoints.sites = "digits-rotation"\n', "civd")
@@ -154,7 +154,7 @@ def test_figures_on_folders_are_refused_by_the_plan_or_can_be_made(root: Path, t
     )
     text += '[[methods]]\nname = "civd"\n[[figures]]\nkind = "samples"\n'
     recipe, config = parse_recipe(text, "own"), WorkerConfig(root / "val", tmp_path)
-    with pytest.raises(ValueError, match=r"figure 01-samples: .*folder has no split"):
+    with pytest.raises(ValueError, match=r"figure 01-samples: .*folder has no training split"):
         check_figures(recipe, Resources(config))
     sites = estimate_sites(model, ImageFolder(root / "val"), num_classes=len(CLASSES), views=4)
     sites.with_temperatures({"vd": 1.0, "civd@-0.8": 1.0}).save(tmp_path / "sla.sites.safetensors")
