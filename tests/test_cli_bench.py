@@ -16,9 +16,11 @@ from tests.helpers.cli import enter_folder, refuse_cli, run_cli, write_method
 from tests.helpers.engines import SMALL, PlainEngine, do_here, strip
 from ttvd.bench.engines import Event, Shared, Started
 from ttvd.bench.job import execute
+from ttvd.bench.plan import plan
 from ttvd.bench.resources import Resources
 from ttvd.bench.spec import Run, Spec, WorkerConfig
 from ttvd.bench.store import Store
+from ttvd.cli.bench import read_recipes
 
 
 @pytest.fixture
@@ -118,6 +120,21 @@ def test_ctrl_c(recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert result.exit_code == 130
     assert "the same command continues" in result.output
     assert engine.closed
+
+
+def test_parameters_of_the_command_line_replace_those_of_the_recipe(recipe: Path) -> None:
+    (changed,) = read_recipes([recipe], param=["lr=0.5", "optimizer=sgd"])
+    specs = [member.spec for member in plan(changed, Resources(WorkerConfig()))]
+    tent = [spec.parameters for spec in specs if spec.method == "tent"]
+    assert tent
+    assert all((found["lr"], found["optimizer"]) == (0.5, "sgd") for found in tent)
+
+
+def test_a_parameter_that_no_method_has_is_refused(recipe: Path, tmp_path: Path) -> None:
+    store = tmp_path / "runs.db"
+    assert "lr" in refuse_cli("bench", recipe, "--store", store, "--param", "lrr=0.5")
+    assert "NAME=VALUE" in refuse_cli("bench", recipe, "--store", store, "--param", "lr")
+    assert not store.exists()
 
 
 def test_a_dry_run_writes_nothing(recipe: Path, tmp_path: Path) -> None:

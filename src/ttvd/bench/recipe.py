@@ -559,6 +559,25 @@ def cut_seeds(recipe: Recipe, seeds: tuple[int, ...]) -> Recipe:
     return replace(recipe, seeds=seeds, oracle=replace(recipe.oracle, seeds=None), methods=methods)
 
 
+def set_params(recipe: Recipe, params: Mapping[str, Any]) -> Recipe:
+    """Return the recipe with parameters for all methods that have them, in place of those of lines and grids.
+
+    Example:
+        >>> text = 'data.set = "digits"\\n[[methods]]\\nname = "tent"\\ngrid.lr = [0.1, 0.2]'
+        >>> changed = set_params(parse_recipe(text, "one"), {"lr": 0.5})
+        >>> dict(changed.params), dict(changed.methods[0].grid)
+        ({'lr': 0.5}, {})
+    """
+
+    def without(table: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: value for name, value in table.items() if name not in params}
+
+    methods = tuple(
+        replace(part, params=without(part.params), grid=without(part.grid)) for part in recipe.methods
+    )
+    return replace(recipe, params={**recipe.params, **params}, grid=without(recipe.grid), methods=methods)
+
+
 def cut_lines(recipe: Recipe, labels: Sequence[str]) -> Recipe:
     """Return the recipe with some of its lines. Its reference stays if it is one of them.
 

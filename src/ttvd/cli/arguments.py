@@ -53,20 +53,29 @@ def parse_parameters(pairs: Iterable[str], method: Method) -> dict[str, Any]:
     from ttvd.nn.norms import Statistics
 
     defaults, parsed = method.parameters(), dict[str, Any]()
-    for pair in pairs:
-        name, sign, text = pair.partition("=")
-        if not sign or not name:
-            raise ValueError(f"--param takes NAME=VALUE, got {pair!r}")
-        if name in parsed:
-            raise ValueError(f"--param {name} is given twice")
-        value = Statistics.parse(text) if name == "statistics" else _parse_value(text)
+    for name, text in split_pairs(pairs).items():
+        value = Statistics.parse(text) if name == "statistics" else parse_value(text)
         if _is_number(defaults.get(name)) and not _is_number(value) and not method.takes_both(name):
             raise ValueError(f"--param {name} must be a number, got {text!r}")
         parsed[name] = value
     return parsed
 
 
-def _parse_value(text: str) -> Any:
+def split_pairs(pairs: Iterable[str]) -> dict[str, str]:
+    """Split ``NAME=VALUE`` pairs; a name may be given once."""
+    found: dict[str, str] = {}
+    for pair in pairs:
+        name, sign, text = pair.partition("=")
+        if not sign or not name:
+            raise ValueError(f"--param takes NAME=VALUE, got {pair!r}")
+        if name in found:
+            raise ValueError(f"--param {name} is given twice")
+        found[name] = text
+    return found
+
+
+def parse_value(text: str) -> Any:
+    """Parse a value as in TOML; a string needs no quotes."""
     import tomllib
 
     try:

@@ -50,6 +50,10 @@ def bench(
         None, help="Use these seeds in place of the recipe's, for example 0,1,2."
     ),
     only: list[str] | None = typer.Option(None, help="Only the line with this label; can be repeated."),
+    param: list[str] | None = typer.Option(
+        None,
+        help="NAME=VALUE: a parameter for all methods that have it, in place of the recipe's; can be repeated.",
+    ),
     dry_run: bool = typer.Option(
         False, "--dry-run", help="Check everything, print what would be done, and stop."
     ),
@@ -69,7 +73,7 @@ def bench(
     if address is not None and engine != "ray":
         raise ValueError("--address needs --engine ray")
     add_current_folder()
-    found = read_recipes(recipes, limit, seeds, only)
+    found = read_recipes(recipes, limit, seeds, only, param)
     config = _make_config(data, checkpoints, device, threads, engine, compiled)
     try:
         with raise_interrupts():
@@ -86,7 +90,11 @@ def bench(
 
 
 def read_recipes(
-    paths: list[Path], limit: int | None = None, seeds: str | None = None, only: list[str] | None = None
+    paths: list[Path],
+    limit: int | None = None,
+    seeds: str | None = None,
+    only: list[str] | None = None,
+    param: list[str] | None = None,
 ) -> list[Recipe]:
     """Read recipes and apply the options of the command line to them.
 
@@ -95,8 +103,10 @@ def read_recipes(
         limit: Number of images of each set.
         seeds: Seeds in place of those of the recipes, separated by commas.
         only: Labels of the lines to keep.
+        param: ``NAME=VALUE`` pairs, parameters in place of those of the recipes.
     """
-    from ttvd.bench.recipe import cut_limit, cut_lines, cut_seeds, read_recipe
+    from ttvd.bench.recipe import cut_limit, cut_lines, cut_seeds, read_recipe, set_params
+    from ttvd.cli.arguments import parse_value, split_pairs
 
     recipes = [read_recipe(path) for path in paths]
     names = [recipe.name for recipe in recipes]
@@ -107,7 +117,10 @@ def read_recipes(
     if seeds is not None:
         numbers = _parse_seeds(seeds)
         recipes = [cut_seeds(recipe, numbers) for recipe in recipes]
-    return [cut_lines(recipe, only) for recipe in recipes] if only else recipes
+    if only:
+        recipes = [cut_lines(recipe, only) for recipe in recipes]
+    params = {name: parse_value(text) for name, text in split_pairs(param or ()).items()}
+    return [set_params(recipe, params) for recipe in recipes] if params else recipes
 
 
 def _parse_seeds(text: str) -> tuple[int, ...]:
