@@ -57,7 +57,7 @@ def test_four_lines_give_a_page_a_table_and_comparisons(tmp_path: Path) -> None:
     recipe = replace(
         full,
         methods=tuple(labels),
-        data=replace(full.data, corruptions=("gaussian_noise",), severity=5, limit=1000),
+        data=replace(full.data, corruptions=("gaussian_noise",), severities={}, limit=1000),
         figures=(),
     )
     made = run_demo(recipe, tmp_path / "demo", jobs=1)

@@ -1,12 +1,15 @@
 """What the tests in a browser share: where screenshots go, and a watch on what a page does."""
 
-from collections.abc import Callable
-from pathlib import Path
+from __future__ import annotations
 
-from playwright.sync_api import Page
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
 
 SHOTS = Path(__file__).parents[2] / "out" / "browser"
-Visit = Callable[..., Page]
+Visit: TypeAlias = "Callable[..., Page]"
 
 
 def watch(page: Page, complaints: list[str]) -> None:
