@@ -81,7 +81,7 @@ def test_a_class_of_the_user_is_a_method(own_module: str) -> None:
     with pytest.raises(ValueError, match="did you mean 'factor'"):
         ttvd.create(f"{own_module}:Colder", make_net(), factr=3.0)
     assert find_method(f"{own_module}:Plain").needs == {"sites"}
-    assert find_method(f"{own_module}:Registered").name == "own-registered"
+    assert find_method(f"{own_module}:Registered").name == f"{own_module}:Registered"
     assert find_method("own-registered").name == "own-registered"
     assert find_method("ttvd.methods.tent:Tent") is ttvd.list_methods()["tent"]
 

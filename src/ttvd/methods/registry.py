@@ -5,7 +5,7 @@ import importlib
 import inspect
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
@@ -204,9 +204,11 @@ def _import_method(path: str) -> Method:
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise ValueError(f"the module {module_name!r} has no class {class_name!r}{hint}")
     try:
-        return _describe_class(adapter, path, path)
+        method = _describe_class(adapter, path, path)
     except TypeError as error:
         raise ValueError(str(error)) from error
+    # Only a method of this package is known by its registered name in every process, such as a worker's.
+    return method if module_name.startswith("ttvd.") else replace(method, name=path)
 
 
 def _describe_class(adapter: object, name: str, path: str) -> Method:
