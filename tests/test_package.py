@@ -30,7 +30,11 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_wheel_holds_code_types_checkpoints_and_templates(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
     package = Path(ttvd.__file__).parent
-    wanted = {str(p.relative_to(package.parent)) for p in package.rglob("*") if p.suffix in (".py", ".jinja")}
+    wanted = {
+        str(p.relative_to(package.parent))
+        for p in package.rglob("*")
+        if p.suffix in (".py", ".jinja", ".toml")
+    }
     wanted |= {
         f"ttvd/zoo/checkpoints/{name}.{end}" for name in available() for end in ("safetensors", "json")
     }
