@@ -86,7 +86,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Owner:
-    """A process that does runs.
+    """A process that executes runs.
 
     Attributes:
         host: Name of the machine and of its process namespace (containers have their own).

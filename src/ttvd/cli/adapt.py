@@ -69,8 +69,7 @@ def adapt(
     """
     from rich.console import Console
 
-    from ttvd.cli.arguments import add_current_folder, check_device, parse_parameters
-    from ttvd.cli.extras import require
+    from ttvd.cli.arguments import add_current_folder, check_device, parse_parameters, require
     from ttvd.data.loading import describe_skipped
     from ttvd.deploy import StateFile, adapt_stream, open_inputs
     from ttvd.deploy.states import identify

@@ -1,10 +1,11 @@
-"""Arguments that several commands share: devices, parameters of methods, the user's own modules."""
+"""What several commands share: devices, parameters of methods, the user's own modules, optional packages."""
 
 from __future__ import annotations
 
 import os
 import sys
 from collections.abc import Iterable
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -98,3 +99,20 @@ def make_console() -> Console:
     if not console.is_terminal:
         console.width = max(console.width, 200)
     return console
+
+
+def require(module: str, extra: str) -> None:
+    """Refuse a command whose optional package is missing, before any work is done.
+
+    Args:
+        module: Name of the module that the command imports.
+        extra: Extra of ttvd that installs it.
+
+    Example:
+        >>> require("no_such_module", "images")
+        Traceback (most recent call last):
+        ...
+        ImportError: this command needs the package no_such_module: pip install 'ttvd[images]'
+    """
+    if find_spec(module) is None:
+        raise ImportError(f"this command needs the package {module}: pip install 'ttvd[{extra}]'")

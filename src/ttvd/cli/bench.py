@@ -134,8 +134,7 @@ def _make_config(
     data: Path | None, checkpoints: Path | None, device: str, threads: int, engine: str, compiled: bool
 ) -> WorkerConfig:
     from ttvd.bench.spec import WorkerConfig
-    from ttvd.cli.arguments import check_device
-    from ttvd.cli.extras import require
+    from ttvd.cli.arguments import check_device, require
 
     for name, folder in (("--data", data), ("--checkpoints", checkpoints)):
         if folder is not None and not folder.is_dir():

@@ -24,9 +24,9 @@ def demo(
     """Adapt digit classifiers to corrupted digits; print a table and write a page."""
     from rich.console import Console
 
+    from ttvd.cli.arguments import require
     from ttvd.cli.bench_progress import ProgressBars as LiveProgress
     from ttvd.cli.bench_progress import ProgressLines as LineProgress
-    from ttvd.cli.extras import require
     from ttvd.data.digits import split_digits
     from ttvd.demo import compare_rivals, demo_table, read_demo_recipe, run_demo
     from ttvd.files import open_atomic

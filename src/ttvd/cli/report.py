@@ -30,7 +30,7 @@ def report(
     from rich.console import Console
 
     from ttvd.bench.packed import open_runs
-    from ttvd.cli.extras import require
+    from ttvd.cli.arguments import require
 
     for module in ("matplotlib", "jinja2"):
         require(module, "report")

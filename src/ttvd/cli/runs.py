@@ -96,7 +96,7 @@ def _check_alone(*options: object) -> None:
 def _check_export(path: Path, store: Path, batches: bool, overwrite: bool) -> None:
     """Refuse an export that cannot be written, before the store is read."""
     from ttvd.bench.export import check_target
-    from ttvd.cli.extras import require
+    from ttvd.cli.arguments import require
     from ttvd.deploy.predictions import check_output
 
     if batches and store.suffix == ".csv":

@@ -135,7 +135,7 @@ def lay_out(module: StatefulModule) -> bool:
 
 
 def _drop_frozen(module: StatefulModule, state: dict[str, Any], prefix: str, _: Any) -> None:
-    """Hook of ``state_dict``: leave out what cannot change."""
+    """Remove the entries that never change from the result of ``state_dict``."""
     for key in set(state) - {prefix + name for name in module.changing()}:
         if key.startswith(prefix):
             del state[key]
