@@ -2,7 +2,7 @@
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +63,7 @@ def interrupt_after(monkeypatch: pytest.MonkeyPatch, batches: int) -> None:
     """Send SIGINT while a batch of the next stream is at work."""
     original = iterate_batches
 
-    def interrupted(*arguments: Any, **options: Any) -> Iterator[Batch]:
+    def interrupted(*arguments: Any, **options: Any) -> Generator[Batch, None, None]:
         for number, batch in enumerate(original(*arguments, **options), 1):
             if number == batches:
                 os.kill(os.getpid(), signal.SIGINT)
@@ -110,7 +110,7 @@ def test_another_stream_is_not_resumed(digits: Path, tmp_path: Path, monkeypatch
     assert "saved with batch size 16" in refuse_cli(*command, "--resume", "--batch-size", 8)
     names = tmp_path / "names.txt"
     names.write_text("\n".join("abcdefghij"))
-    assert "columns" in refuse_cli(*command, "--resume", "--classes", names)
+    assert "--classes" in refuse_cli(*command, "--resume", "--classes", names)
     assert (partial.read_bytes(), state.read_bytes()) == kept
     partial.write_text("name,prediction,confidence\n")
     assert "0 rows" in refuse_cli(*command, "--resume")
