@@ -142,7 +142,7 @@ def _check_files(
     outputs = {"--out": out, "the rows of --out": partial_path(out), "--save-state": save_state}
     for option, path in outputs.items():
         more = {} if option == "--save-state" else {"--state": state}
-        for other, read in (inputs | more).items():
+        for other, read in {**inputs, **more}.items():
             if path is not None and read is not None and is_same_file(path, read):
                 raise ValueError(f"{option} and {other} are the same file, {path}; choose another output")
 
@@ -158,9 +158,9 @@ def _identify_more(method: Method, source: Source, views: int) -> dict[str, str]
     """Describe what the results of a command depend on beside the model, the method and its parameters."""
     from ttvd.bench.resources import hash_sites, list_site_parts
 
-    needs_sites = "sites" in method.needs and source.sites is not None
-    sites = hash_sites(source.sites, list_site_parts(source.sites)) if needs_sites else "none"
-    return {"method revision": str(method.revision), "views": str(views), "sites": sites}
+    sites = source.sites if "sites" in method.needs else None
+    digest = "none" if sites is None else hash_sites(sites, list_site_parts(sites))
+    return {"method revision": str(method.revision), "views": str(views), "sites": digest}
 
 
 def _check_needs(method: Method, source: Source) -> None:
