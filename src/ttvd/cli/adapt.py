@@ -111,7 +111,7 @@ def adapt(
     if inputs.skipped:
         console.print(describe_skipped(inputs.skipped), style="yellow", soft_wrap=True)
     _check_size(inputs, found)
-    identity = identify(method, parameters, seen) | _identify_more(chosen, found, views)
+    identity = _identify_more(chosen, found, views) | identify(method, parameters, seen)
     if state is not None:
         StateFile(state, identity).load(adapter)
     with _Progress(console, len(inputs)) as progress:
