@@ -182,7 +182,9 @@ class PredictionWriter:
             rest = memoryview(content)
             while rest:
                 rest = rest[os.write(self._file, rest) :]
-        except BaseException:  # such as a full disk: no half row stays behind
+        except BaseException as error:  # such as a full disk: no half row stays behind
+            if isinstance(error, OSError):
+                error.filename = str(self.partial)
             os.ftruncate(self._file, self.size)
             os.lseek(self._file, self.size, os.SEEK_SET)
             raise

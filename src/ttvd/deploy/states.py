@@ -99,7 +99,11 @@ class StateFile:
         """
         numbers = {key: str(value) for key, value in asdict(position or Position()).items()}
         metadata = {**self.identity, **(stream or {}), **numbers}
-        write_tensors(self.path, adapter.state_dict(), kind=KIND, version=FORMAT, metadata=metadata)
+        try:
+            write_tensors(self.path, adapter.state_dict(), kind=KIND, version=FORMAT, metadata=metadata)
+        except OSError as error:
+            error.filename = error.filename or str(self.path)  # a full disk does not say where
+            raise
 
     def load(self, adapter: Adapter) -> None:
         """Load the state into an adapter that begins a new stream.
