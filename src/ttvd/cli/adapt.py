@@ -86,7 +86,7 @@ def adapt(
     inputs_by_option = {"SOURCE": source, "--model": Path(model), "--weights": weights, "--sites": sites}
     _check_files(out, save_state, inputs_by_option | {"--classes": classes}, state)
     goes_on = resume or overwrite or (save_state == state)
-    if save_state is not None and save_state.exists() and not goes_on:
+    if save_state is not None and save_state.is_file() and not goes_on:
         raise FileExistsError(
             f"{save_state} exists; continue its run with --resume, or replace it with --overwrite"
         )

@@ -100,9 +100,7 @@ class PredictionWriter:
         if resume is None:
             self._refuse_journal(overwrite)
         elif resume.size and self._find_size() < resume.size and self._is_done():
-            # The stream had ended. A process that was to replace its file may have got as far as an empty journal.
-            if self._find_size() == 0:
-                self.partial.unlink(missing_ok=True)
+            self._remove_empty()
             return
         self._open()
         try:
@@ -118,6 +116,14 @@ class PredictionWriter:
                 f"{self.partial} holds the rows of an interrupted run; continue that run with --resume if it saved "
                 "its state (--save-state), or discard the rows with --overwrite"
             )
+
+    def _remove_empty(self) -> None:
+        """Remove the journal of a process that was to replace the file of this stream, and died before it began."""
+        if self.partial.exists():
+            self._open()
+            self._may_discard = self._find_size() == 0
+            self.discard()
+            self.close()
 
     def _find_size(self) -> int:
         return self.partial.stat().st_size if self.partial.exists() else 0
@@ -200,6 +206,8 @@ class PredictionWriter:
         """Turn the journal into the final file. All rows must be synced."""
         if self._file is None:
             return
+        if os.name == "nt":  # where a file that is open can be neither renamed nor removed
+            self.close()
         if self.path.suffix == ".parquet":
             with open_atomic(self.path) as file:
                 _convert(self.partial, file, self._mark())
@@ -211,6 +219,8 @@ class PredictionWriter:
     def discard(self) -> None:
         """Remove a journal without rows. What an earlier stream wrote stays until :meth:`begin`."""
         if self._file is not None and self._may_discard:
+            if os.name == "nt":
+                self.close()
             self.partial.unlink(missing_ok=True)
 
     def close(self) -> None:
@@ -257,13 +267,15 @@ def _lock(file: int, path: Path) -> None:
         return
     import fcntl
 
+    busy = BlockingIOError(f"another process is writing {path}; wait for it, or choose another path")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        renamed = not os.path.samestat(os.fstat(file), os.stat(path))
-    except (BlockingIOError, FileNotFoundError):
-        renamed = True
-    if renamed:
-        raise BlockingIOError(f"another process is writing {path}; wait for it, or choose another path")
+    except BlockingIOError as error:
+        raise busy from error
+    except OSError:
+        return  # a file system without locks
+    if not path.exists() or not os.path.samestat(os.fstat(file), os.stat(path)):
+        raise busy  # it has just ended, and this is its file under the final name
 
 
 # Parquet

@@ -136,7 +136,9 @@ class StateFile:
 
     def _load(self, adapter: Adapter, stream: Mapping[str, str]) -> dict[str, str]:
         if not self.path.exists():
-            raise FileNotFoundError(f"there is no state at {self.path}; {_REMEDY}")
+            raise FileNotFoundError(
+                f"there is no state at {self.path}; leave --resume or --state out to begin without"
+            )
         tensors, metadata = read_tensors(self.path, kind=KIND, version=FORMAT, remedy=_REMEDY)
         for key, expected in {**self.identity, **stream}.items():
             if metadata.get(key) != expected:

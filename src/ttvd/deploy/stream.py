@@ -144,12 +144,12 @@ def adapt_stream(
     _check_paths(out, state, resume)
     position = state.resume(adapter, stream) if state is not None and resume else Position()
     _check_left_out(position, on_unreadable)
-    writer = None
+    summary, writer = _SummaryBuilder(adapter), None
     if out is not None:
         writer = PredictionWriter(
             out, classes=classes, resume=position if resume else None, overwrite=overwrite
         )
-    saver, summary = _Saver(adapter, state, stream, writer, position), _SummaryBuilder(adapter)
+    saver = _Saver(adapter, state, stream, writer, position)
     loader = iterate_batches(inputs, batch_size, on_unreadable=on_unreadable, start=position.images)
     with closing(loader) as batches, defer_interrupts() as interrupt, saver:
         for index, batch in enumerate(batches):
