@@ -83,8 +83,8 @@ class Disk:
         same = 0
         while same < min(len(synced), len(live)) and synced[same] == live[same]:
             same += 1
-        half = live[: (same + len(live)) // 2]
-        return list(dict.fromkeys([synced, live, half, live[:same] + bytes(len(live) - same)]))
+        parts = [live[:end] for end in (same, same + 1, (same + len(live)) // 2, max(same, len(live) - 1))]
+        return list(dict.fromkeys([synced, live, *parts, live[:same] + bytes(len(live) - same)]))
 
     def _write(self, file: int, content: bytes) -> int:
         if os.fstat(file).st_ino not in self._look().values():
