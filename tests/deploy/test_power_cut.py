@@ -249,9 +249,10 @@ def test_without_a_state_whole_rows_stay(tmp_path: Path, monkeypatch: pytest.Mon
     for space in range(0, 208, 13):
         folder, keep = write_files(tmp_path / str(space), {}), tmp_path / f"{space}-keep"
         keep.mkdir()
-        with monkeypatch.context() as patch, pytest.raises(OSError, match="No space") as caught:
+        with monkeypatch.context() as patch:
             Disk(folder, keep, space=space).watch(patch)
-            adapt_stream(make_adapter(), make_inputs(IMAGES), out=folder / "out.csv", batch_size=4)
+            with pytest.raises(OSError, match="No space") as caught:
+                adapt_stream(make_adapter(), make_inputs(IMAGES), out=folder / "out.csv", batch_size=4)
         lines = (folder / "out.csv.partial").read_bytes().split(b"\n")[1:-1] if any(folder.iterdir()) else []
         assert len(lines) == find_rows(caught.value) == max(0, (space - 28) // 72 * 4)
         assert "out.csv.partial" in str(caught.value)

@@ -1,5 +1,6 @@
 """`ttvd.deploy.adapt_stream`: what it writes, calls and returns, and what it refuses."""
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -136,6 +137,15 @@ def test_output_paths_are_checked_before_the_first_batch(tmp_path: Path) -> None
     with pytest.raises(ValueError, match="state was saved to"):
         adapt_stream(make_adapter(), make_inputs(), out=out, resume=True)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "folder.csv"]
+
+
+def test_a_folder_without_permission_is_noticed_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "access", lambda *_: False)  # root may write everywhere
+    with pytest.raises(PermissionError, match=r"folder of .*out\.csv"):
+        adapt_stream(make_adapter(), make_inputs(), out=tmp_path / "out.csv")
+    assert not list(tmp_path.iterdir())
 
 
 def test_images_that_do_not_fit_the_model_are_explained(tmp_path: Path) -> None:
