@@ -69,6 +69,19 @@ def test_unreadable_images_are_reported(tmp_path: Path) -> None:
         adapt_stream(make_adapter(), bad, batch_size=2)
 
 
+def test_no_journal_without_rows_is_left(tmp_path: Path) -> None:
+    def read(number: int) -> torch.Tensor:
+        raise OSError("broken")
+
+    def stop(result: BatchResult) -> None:
+        raise RuntimeError("enough")
+
+    inputs = replace(make_inputs(), read=read)
+    with pytest.raises(RuntimeError, match="enough"):
+        adapt_stream(make_adapter(), inputs, out=tmp_path / "a.csv", on_unreadable="skip", callbacks=[stop])
+    assert not list(tmp_path.iterdir())
+
+
 def test_an_exception_in_a_callback_ends_the_stream_after_its_batch(tmp_path: Path) -> None:
     def stop(result: BatchResult) -> None:
         if result.index == 1:

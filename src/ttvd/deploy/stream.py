@@ -193,7 +193,7 @@ class _Saver:
     ) -> None:
         self._adapter, self._state, self._stream, self._writer = adapter, state, stream, writer
         self._position = self._saved = position
-        self._every = 100 if state is None else state.every
+        self._every = StateFile.every if state is None else state.every
         self._within_batch = self._has_failed = False
         self._batches = 0
 
@@ -259,7 +259,9 @@ class _Saver:
         if error is not None and self._saved.rows:
             hint = "" if self._state is None else "; --resume continues after them (in Python resume=True)"
             error.add_note(f"{self._saved.rows} rows are in {self._writer.partial}{hint}")
-        elif error is not None and self._position.images == 0:
+        elif (
+            error is not None and self._position.rows == 0 and (not self._state or not self._position.images)
+        ):
             with suppress(OSError):  # the error itself says more
                 self._writer.discard()
         self._writer.close()
