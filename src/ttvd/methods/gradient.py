@@ -45,7 +45,7 @@ class Step(NamedTuple):
 class GradientAdapter(Adapter):
     """Base class of the methods that take gradient steps. A method writes :meth:`loss` and, if need be, :meth:`output`.
 
-    A loss or gradient that is not finite changes nothing.
+    If a loss or a gradient is not finite, the step changes nothing.
 
     Args:
         model: The classifier; it stays as it is.
@@ -143,7 +143,8 @@ class GradientAdapter(Adapter):
                     gradients = step.gradients
                     if gradients is None:
                         gradients = differentiate(step.loss, parameters)
-                self.optimizer.step(parameters, gradients, step.kept * all_finite(step.loss))
+                self.drop_unless(all_finite(step.loss))
+                self.drop_unless(self.optimizer.step(parameters, gradients, step.kept))
                 self.kept.copy_(step.kept.detach())
                 self.after_step(step)
         if self.prediction == "before":
