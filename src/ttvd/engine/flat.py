@@ -1,6 +1,7 @@
 """Many tensors as one vector, so that one kernel replaces one for each of them."""
 
 from collections.abc import Iterable, Sequence
+from operator import itemgetter
 
 import torch
 from torch import Tensor
@@ -114,18 +115,33 @@ def _all_finite_alike(tensors: list[Tensor]) -> Tensor:
     return found[0] if len(found) == 1 else torch.stack(found).all()
 
 
-@torch.no_grad()
-def copy_all(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Copies of tensors; copies of one type and device share a piece of memory."""
-    copies = list(tensors)
-    groups: dict[tuple[torch.dtype, torch.device], list[int]] = {}
-    for i in _by_place(tensors):
-        groups.setdefault((tensors[i].dtype, tensors[i].device), []).append(i)
-    for indices in groups.values():
-        chosen = [tensors[i] for i in indices]
-        for i, copy in zip(indices, unflatten(flatten(find_runs(chosen)), chosen), strict=True):
-            copies[i] = copy
-    return copies
+class Copies:
+    """Copies of tensors of one type and device, in one vector.
+
+    Args:
+        tensors: The tensors.
+        by_runs: Copy neighbours in memory together, so that :func:`keep_where` can put them back together. On a CPU it
+            takes longer to find them than it saves.
+
+    Example:
+        >>> tensor = torch.ones(2)
+        >>> copies = Copies([tensor])
+        >>> tensor.zero_().tolist(), copies.tensors()
+        ([0.0, 0.0], [tensor([1., 1.])])
+    """
+
+    @torch.no_grad()
+    def __init__(self, tensors: list[Tensor], by_runs: bool = False) -> None:
+        self._order = _by_place(tensors) if by_runs else None
+        self._ordered = tensors if self._order is None else [tensors[i] for i in self._order]
+        self._vector = flatten(tensors if self._order is None else find_runs(self._ordered))
+
+    def tensors(self) -> list[Tensor]:
+        """The copies, in the order of the tensors."""
+        copies = unflatten(self._vector, self._ordered)
+        if self._order is None:
+            return copies
+        return [copy for _, copy in sorted(zip(self._order, copies, strict=True), key=itemgetter(0))]
 
 
 def _by_place(tensors: Sequence[Tensor]) -> list[int]:

@@ -1,58 +1,16 @@
 """The state of an adapter: everything that changes along a stream, and how it is saved, restored and reset."""
 
 from collections.abc import Callable, Mapping
-from itertools import chain, repeat
-from operator import attrgetter
+from itertools import repeat
 from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
 
 from ttvd.engine.flat import keep_where, lay_together
-from ttvd.engine.transaction import Kind, LoggedBuffers, Place, StepLock, Transaction, find_parts
+from ttvd.engine.transaction import Kind, Layout, LoggedBuffers, Place, StepLock, Transaction, find_parts
 
 State = dict[str, Tensor]
-
-
-class _PlaceCache:
-    """Where the tensors of a module are that may change. Every step asks for that, and the search takes a while.
-
-    A copy of the module begins with an empty cache.
-    """
-
-    def __init__(self) -> None:
-        self.places: list[Place] = []
-        self._parts: list[nn.Module] = []
-        self._shape: list[object] = []
-
-    def set(self, parts: list[nn.Module], places: list[Place]) -> None:
-        """Remember places that were found in these parts. The first one, which owns the cache, is not held."""
-        self.places, self._parts, self._shape = places, parts[1:], _measure(parts)
-
-    def fits(self, parts: list[nn.Module]) -> bool:
-        """Whether these are still the parts, with as many tensors each."""
-        return parts[1:] == self._parts and _measure(parts) == self._shape
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> "_PlaceCache":
-        return _PlaceCache()
-
-    def __reduce__(self) -> "tuple[type[_PlaceCache], tuple[()]]":
-        return _PlaceCache, ()
-
-
-def _measure(parts: list[nn.Module]) -> list[object]:
-    """Numbers of parameters and buffers, and which parameters require gradients."""
-    tables = [part._parameters for part in parts]
-    parameters = filter(_is_tensor, chain.from_iterable(map(dict.values, tables)))
-    return [
-        *map(len, tables),
-        *(len(part._buffers) for part in parts),
-        *map(attrgetter("requires_grad"), parameters),
-    ]
-
-
-def _is_tensor(value: object) -> bool:
-    return value is not None
 
 
 class StatefulModule(nn.Module):
@@ -76,22 +34,23 @@ class StatefulModule(nn.Module):
         super().__init__()
         self._initial: State | None = None
         self.lock = StepLock()
-        self._cache = _PlaceCache()
+        self._layout: Layout | None = None
         self._running_averages: set[str] = set()
         self.register_state_dict_post_hook(_copy_changing)  # type: ignore[no-untyped-call]
 
     def changing(self) -> State:
         """The parameters and buffers that may change, by name; not copies."""
-        return {place.name: place.tensor for place in self.find_places() if place.kind != "report"}
+        places = self.find_layout(find_parts(self)).places
+        return {place.name: place.tensor for place in places if place.kind != "report"}
+
+    def find_layout(self, parts: list[nn.Module]) -> Layout:
+        """Where the tensors are that may change; ``parts`` are the module and everything inside of it."""
+        if self._layout is None or not self._layout.fits(parts):
+            self._layout = Layout(parts, self.find_places())
+        return self._layout
 
     def find_places(self) -> list[Place]:
-        """Where the tensors are that may change: parameters, then buffers."""
-        parts = find_parts(self)
-        if not self._cache.fits(parts):
-            self._cache.set(parts, self._search_places())
-        return self._cache.places
-
-    def _search_places(self) -> list[Place]:
+        """Search for the places of parameters, then of buffers, that may change."""
         parameters: list[Place] = []
         buffers: list[Place] = []
         seen: set[Tensor] = set()
@@ -209,6 +168,7 @@ class StatefulModule(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self._layout = None
         if self._initial is not None:
             self._initial = {name: fn(tensor) for name, tensor in self._initial.items()}
         return self

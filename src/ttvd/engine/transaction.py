@@ -11,15 +11,17 @@ before its next change. Readers use the state of an open transaction, so they ne
 
 import copy
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from itertools import chain
+from operator import attrgetter
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from ttvd.engine.flat import copy_all, keep_where
+from ttvd.engine.flat import Copies, keep_where
 
 R = TypeVar("R")
 Kind = Literal["state", "host", "log", "report"]
@@ -50,13 +52,64 @@ class Place(NamedTuple):
         return self.table[self.key]
 
 
+class Layout:
+    """The places of a module. Every step asks for them, and the search takes a while, so they are kept.
+
+    A layout holds the parts of the module, but not the module itself, which may hold the layout.
+
+    Args:
+        parts: The module and everything inside of it, as :func:`find_parts` lists them.
+        places: The places, parameters first.
+
+    Attributes:
+        places: The places.
+        host: Those of the host, by type.
+        device: Those that a step changes, without large ones, by type and device.
+    """
+
+    def __init__(self, parts: list[nn.Module], places: list[Place]) -> None:
+        self.places = places
+        self.host = _group(place for place in places if place.kind == "host")
+        self.device = _group(place for place in places if place.kind in ("state", "report"))
+        self._parts, self._shape = parts[1:], _measure(parts)
+
+    def fits(self, parts: list[nn.Module]) -> bool:
+        """Whether these are still the parts, with as many tensors each, of the same kind."""
+        return parts[1:] == self._parts and _measure(parts) == self._shape
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> None:
+        """A copy of the module has other places, and searches for them."""
+
+
+def _group(places: Iterable[Place]) -> list[list[Place]]:
+    groups: dict[tuple[torch.dtype, torch.device], list[Place]] = {}
+    for place in places:
+        groups.setdefault((place.tensor.dtype, place.tensor.device), []).append(place)
+    return list(groups.values())
+
+
+def _measure(parts: list[nn.Module]) -> list[object]:
+    """Numbers of parameters and buffers, and which parameters require gradients."""
+    tables = [part._parameters for part in parts]
+    parameters = filter(_is_tensor, chain.from_iterable(map(dict.values, tables)))
+    return [
+        *map(len, tables),
+        *(len(part._buffers) for part in parts),
+        *map(attrgetter("requires_grad"), parameters),
+    ]
+
+
+def _is_tensor(value: object) -> bool:
+    return value is not None
+
+
 class Root(Protocol):
     """What a transaction asks of a module; :class:`~ttvd.engine.state.StatefulModule` is one."""
 
     lock: "StepLock"
 
-    def find_places(self) -> list[Place]:
-        """Where the tensors are that may change."""
+    def find_layout(self, parts: list[nn.Module]) -> Layout:
+        """Where the tensors are that may change; ``parts`` are the module and everything inside of it."""
 
     @property
     def device(self) -> torch.device:
@@ -163,26 +216,21 @@ class Transaction:
 
     def __init__(self, module: Root) -> None:
         assert isinstance(module, nn.Module)
-        self._module: nn.Module = module
-        self._places = module.find_places()
-        logs = [part for part in find_parts(module) if isinstance(part, LoggedBuffers)]
+        self._parts = find_parts(module)
+        self._layout = module.find_layout(self._parts)
+        logs = [part for part in self._parts if isinstance(part, LoggedBuffers)]
         self._logs = [(log, log.undo_log.begin(module.lock.is_open())) for log in logs]
-        self._copies: list[tuple[Place, Tensor, Tensor]] = []
-        self._parts: list[_SavedPart] = []
+        self._on_host = [_SavedGroup(places) for places in self._layout.host]
+        self._on_device: list[_SavedGroup] = []
+        self._attributes: list[_SavedAttributes] = []
         self._view: dict[int, Any] | None = None
-        self._save_tensors("host")
         self.reading = threading.RLock()
 
     def save(self) -> None:
         """Save everything that may change, once."""
-        if not self._parts:
-            self._save_tensors("state", "report")
-            self._parts = [_SavedPart(part) for part in find_parts(self._module)]
-
-    def _save_tensors(self, *kinds: str) -> None:
-        places = [place for place in self._places if place.kind in kinds]
-        tensors = [place.tensor for place in places]
-        self._copies += zip(places, tensors, copy_all(tensors), strict=True)
+        if not self._attributes:
+            self._on_device = [_SavedGroup(places) for places in self._layout.device]
+            self._attributes = [_SavedAttributes(part) for part in self._parts]
 
     @torch.no_grad()
     def keep_where(self, condition: Tensor) -> None:
@@ -192,22 +240,28 @@ class Transaction:
         """
         for log, mark in self._logs:
             log.undo_log.keep_where(condition, mark)
-        masked = [(place.tensor, saved) for place, _, saved in self._copies if place.kind != "host"]
-        keep_where(condition, [tensor for tensor, _ in masked], [saved for _, saved in masked])
+        for group in self._on_device:
+            keep_where(condition, group.find_tensors(), group.copies.tensors())
 
     def changed_tensors(self) -> Iterator[Tensor]:
         """The tensors that the step may have changed, as they are now; not those of large memories."""
-        return (place.tensor for place in self._places if place.kind == "state")
+        for group in self._on_device:
+            yield from group.find_tensors()
 
     def roll_back(self) -> None:
         """Make the module what it was. This may be interrupted, and done again."""
         with torch.inference_mode(False), torch.no_grad():
             for log, mark in self._logs:
                 log.undo_log.undo(mark)
-            for part in self._parts:
-                part.restore()
-            for _, tensor, saved in self._copies:
+            for attributes in self._attributes:
+                attributes.restore()
+            for tensor, saved in self._pairs():
                 tensor.copy_(saved)
+
+    def _pairs(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """The tensors that were saved, and their copies."""
+        for group in self._on_host + self._on_device:
+            yield from zip(group.tensors, group.copies.tensors(), strict=True)
 
     def drop_logs(self) -> None:
         """Forget what was noted of large buffers: the writes were recorded and have not happened."""
@@ -227,37 +281,53 @@ class Transaction:
     def _build_view(self) -> dict[int, Any]:
         """A copy of each part, by its identity."""
         memo: dict[int, Any] = {}
-        for saved in self._parts:
-            memo |= {id(tensor): tensor for tensor in saved.frozen()}
-        for _, tensor, value in self._copies:
-            memo[id(tensor)] = _like(tensor, value)
+        for saved in self._attributes:
+            memo |= {id(tensor): tensor for tensor in saved.find_tensors()}
+        memo |= {id(tensor): _like(tensor, copied) for tensor, copied in self._pairs()}
         for log, _ in self._logs:
             memo |= {id(t := log.get_buffer(name)): log.read_before(t) for name in log.logged}
-        memo |= {id(saved.part): object.__new__(type(saved.part)) for saved in self._parts}
-        for saved in self._parts:
-            own = saved.attributes | saved.tables
+        memo |= {id(saved.part): object.__new__(type(saved.part)) for saved in self._attributes}
+        for saved in self._attributes:
+            own = saved.values | saved.tables
             own.pop("_compiled_call_impl", None)  # it would call the original
             vars(memo[id(saved.part)]).update({name: copy.deepcopy(v, memo) for name, v in own.items()})
         return memo
 
 
-class _SavedPart:
+class _SavedGroup:
+    """Tensors of one type and device, with copies of what they were."""
+
+    def __init__(self, places: list[Place]) -> None:
+        self._places, self.tensors = places, [place.table[place.key] for place in places]
+        self.copies = Copies(self.tensors, by_runs=self.tensors[0].device.type != "cpu")
+
+    def find_tensors(self) -> list[Tensor]:
+        """The tensors that are in these places now."""
+        return [place.table[place.key] for place in self._places]
+
+
+class _SavedAttributes:
     """The attributes of a module, and what its tables contained."""
 
     def __init__(self, part: nn.Module) -> None:
-        self.part, self.attributes = part, vars(part).copy()
-        self.tables = {name: self.attributes[name].copy() for name in _TABLES}
+        self.part, self.values = part, vars(part).copy()
+        self._filled = {name: table.copy() for name in _TABLES if (table := self.values[name])}
+
+    @property
+    def tables(self) -> dict[str, dict[str, Any]]:
+        """What the tables contained, by their names."""
+        return {name: self._filled.get(name) or type(self.values[name])() for name in _TABLES}
 
     def restore(self) -> None:
         """Set everything back."""
-        _set_content(vars(self.part), self.attributes)
+        _set_content(vars(self.part), self.values)
         for name, content in self.tables.items():
-            _set_content(self.attributes[name], content)
+            _set_content(self.values[name], content)
 
-    def frozen(self) -> Iterator[Tensor]:
-        """Tensors that a copy may share unless they are known to change."""
-        for table in (self.tables["_parameters"], self.tables["_buffers"], self.attributes.get("_initial")):
-            yield from (tensor for tensor in (table or {}).values() if tensor is not None)
+    def find_tensors(self) -> Iterator[Tensor]:
+        """Parameters, buffers and the initial state."""
+        tables = (*map(self._filled.get, ("_parameters", "_buffers")), self.values.get("_initial"))
+        yield from (tensor for table in tables if table for tensor in table.values() if tensor is not None)
 
 
 def find_parts(root: nn.Module) -> list[nn.Module]:

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from ttvd.engine.acceleration import Precision
 from ttvd.engine.module import Capture, Validation
-from ttvd.engine.state import State, StatefulModule
+from ttvd.engine.state import StatefulModule
 from ttvd.engine.step_runner import StepRunner, can_wait, settle
-from ttvd.engine.transaction import Transaction
+from ttvd.engine.transaction import Place, Transaction
 from ttvd.methods.adapter import Adapter
 from ttvd.methods.shared.losses import entropy
 
@@ -112,10 +112,10 @@ class Policy(Adapter):
         self.adapter.keep_initial()
         super().keep_initial()
 
-    def changing(self) -> State:
-        """The tensors of the adapter inside that may change, and those of the policy."""
-        inside = {f"adapter.{name}": tensor for name, tensor in self.adapter.changing().items()}
-        return inside | dict(self.named_buffers(recurse=False))
+    def find_places(self) -> list[Place]:
+        """Those of the adapter inside, and those of the policy."""
+        inside = [place._replace(name=f"adapter.{place.name}") for place in self.adapter.find_places()]
+        return inside + [place for place in super().find_places() if "." not in place.name]
 
 
 class Episodic(Policy):
