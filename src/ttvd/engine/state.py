@@ -34,7 +34,7 @@ class StatefulModule(nn.Module):
         super().__init__()
         self._initial: State | None = None
         self.lock = StepLock()
-        self._layout: Layout | None = None
+        self._layout = Layout()
         self._running_averages: set[str] = set()
         self.register_state_dict_post_hook(_copy_changing)  # type: ignore[no-untyped-call]
 
@@ -45,8 +45,8 @@ class StatefulModule(nn.Module):
 
     def find_layout(self, parts: list[nn.Module]) -> Layout:
         """Where the tensors are that may change; ``parts`` are the module and everything inside of it."""
-        if self._layout is None or not self._layout.fits(parts):
-            self._layout = Layout(parts, self.find_places())
+        if not self._layout.fits(parts):
+            self._layout.set(parts, self.find_places())
         return self._layout
 
     def find_places(self) -> list[Place]:
@@ -168,7 +168,7 @@ class StatefulModule(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        self._layout = None
+        self._layout.clear()
         if self._initial is not None:
             self._initial = {name: fn(tensor) for name, tensor in self._initial.items()}
         return self

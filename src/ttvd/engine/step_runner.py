@@ -20,7 +20,8 @@ from ttvd.engine.cuda_graphs import CudaRecorder
 from ttvd.engine.flat import all_finite, are_finite
 from ttvd.engine.graph_guard import GraphGuard, has_hooks
 from ttvd.engine.state import lay_out
-from ttvd.engine.transaction import Transaction
+from ttvd.engine.transaction import Renewed, Transaction
+from ttvd.engine.validation import are_valid
 
 if TYPE_CHECKING:
     from ttvd.engine.module import SteppedModule
@@ -87,7 +88,7 @@ class Recorder(Protocol):
         """
 
 
-class StepRunner:
+class StepRunner(Renewed):
     """Runs the steps of one adapter: the first step of each batch shape eagerly, later ones recorded.
 
     So a short last batch never costs a recording. Recordings are dropped when anything that the step depends on
@@ -178,12 +179,6 @@ class StepRunner:
             "adapter.capture = 'never' says that this is meant."
         )
         return None
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> StepRunner:
-        return StepRunner()
-
-    def __reduce__(self) -> tuple[type[StepRunner], tuple[()]]:
-        return StepRunner, ()
 
 
 class _Call:
@@ -361,8 +356,7 @@ def run_gated(
         adapter.finite.copy_(all_finite(x))
         x = x.nan_to_num(0.0, 0.0, 0.0)
     out = adapter.adapt(x, *arguments).detach()
-    # A logit of -inf is a class that cannot be; NaN, which is no number, is not below infinity.
-    adapter.drop_unless((out.amax() < torch.inf) & are_finite(transaction.changed_tensors()))
+    adapter.drop_unless(are_valid(out) & are_finite(transaction.changed_tensors()))
     return out
 
 

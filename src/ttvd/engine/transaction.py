@@ -16,7 +16,8 @@ from contextlib import contextmanager
 from functools import partial
 from itertools import chain
 from operator import attrgetter
-from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeVar
+from types import MethodType
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -52,22 +53,41 @@ class Place(NamedTuple):
         return self.table[self.key]
 
 
-class Layout:
+class Renewed:
+    """An object that belongs to one module: a copy of the module gets a new one."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return type(self)()
+
+    def __reduce__(self) -> tuple[type[Self], tuple[()]]:
+        return type(self), ()
+
+
+class Layout(Renewed):
     """The places of a module. Every step asks for them, and the search takes a while, so they are kept.
 
-    A layout holds the parts of the module, but not the module itself, which may hold the layout.
-
-    Args:
-        parts: The module and everything inside of it, as :func:`find_parts` lists them.
-        places: The places, parameters first.
+    A layout holds the parts of the module, but not the module itself, which holds the layout.
 
     Attributes:
-        places: The places.
+        places: The places, parameters first.
         host: Those of the host, by type.
         device: Those that a step changes, without large ones, by type and device.
     """
 
-    def __init__(self, parts: list[nn.Module], places: list[Place]) -> None:
+    def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self.set([], [])
+
+    def set(self, parts: list[nn.Module], places: list[Place]) -> None:
+        """Remember places.
+
+        Args:
+            parts: The module and everything inside of it, as :func:`find_parts` lists them.
+            places: The places that were found there.
+        """
         self.places = places
         self.host = _group(place for place in places if place.kind == "host")
         self.device = _group(place for place in places if place.kind in ("state", "report"))
@@ -76,9 +96,6 @@ class Layout:
     def fits(self, parts: list[nn.Module]) -> bool:
         """Whether these are still the parts, with as many tensors each, of the same kind."""
         return parts[1:] == self._parts and _measure(parts) == self._shape
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> None:
-        """A copy of the module has other places, and searches for them."""
 
 
 def _group(places: Iterable[Place]) -> list[list[Place]]:
@@ -116,7 +133,7 @@ class Root(Protocol):
         """The device that the module computes on."""
 
 
-class UndoLog:
+class UndoLog(Renewed):
     """What was in large buffers before it was overwritten.
 
     Attributes:
@@ -153,12 +170,6 @@ class UndoLog:
         """Forget the entries behind the first ``mark``."""
         if self.entries is not None:
             del self.entries[mark:]
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> "UndoLog":
-        return UndoLog()
-
-    def __reduce__(self) -> "tuple[type[UndoLog], tuple[()]]":
-        return UndoLog, ()
 
 
 class LoggedBuffers(nn.Module):
@@ -290,7 +301,8 @@ class Transaction:
         for saved in self._attributes:
             own = saved.values | saved.tables
             own.pop("_compiled_call_impl", None)  # it would call the original
-            vars(memo[id(saved.part)]).update({name: copy.deepcopy(v, memo) for name, v in own.items()})
+            for name, value in own.items():
+                vars(memo[id(saved.part)])[name] = _copy_value(value, memo, hooks=name.endswith("_hooks"))
         return memo
 
 
@@ -341,6 +353,29 @@ def find_parts(root: nn.Module) -> list[nn.Module]:
     return found
 
 
+def _copy_value(value: Any, memo: dict[int, Any], hooks: bool) -> Any:
+    """A copy of an attribute of a module. What cannot be copied, such as a lock, is shared; so are hooks."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if hooks and isinstance(value, dict):
+        shared = value.copy()
+        shared.update({key: _rebind(hook, memo) for key, hook in value.items()})
+        return shared
+    size = len(memo)
+    try:
+        return copy.deepcopy(value, memo)
+    except Exception:
+        for key in list(memo)[size:]:  # a copy that fails leaves parts of it behind
+            del memo[key]
+        return value
+
+
+def _rebind(hook: Any, memo: dict[int, Any]) -> Any:
+    """A method of a module that is copied becomes the same method of its copy."""
+    owner = memo.get(id(getattr(hook, "__self__", None)))
+    return hook if owner is None else MethodType(hook.__func__, owner)
+
+
 def _set_content(target: dict[Any, Any], content: dict[Any, Any]) -> None:
     for key in target.keys() - content.keys():
         del target[key]
@@ -352,7 +387,7 @@ def _like(tensor: Tensor, saved: Tensor) -> Tensor:
     return nn.Parameter(saved, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else saved
 
 
-class StepLock:
+class StepLock(Renewed):
     """Decides who changes and who reads a module.
 
     Modules that change together, such as an adapter and its policy, share a lock. A copy of a module gets its own.
@@ -476,9 +511,3 @@ class StepLock:
             yield
         finally:
             home.wait_stream(current)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> "StepLock":
-        return StepLock()
-
-    def __reduce__(self) -> "tuple[type[StepLock], tuple[()]]":
-        return StepLock, ()

@@ -9,6 +9,7 @@ from ttvd.geometry.precision import upcast
 from ttvd.methods.gradient import GradientAdapter, Step, StepOptions
 from ttvd.methods.registry import register
 from ttvd.methods.shared.augmentations import augment, generator_on
+from ttvd.methods.shared.losses import are_valid
 from ttvd.methods.shared.random_state import RandomState
 from ttvd.nn.norms import apply_statistics, select_parameters
 from ttvd.nn.split import shared_copy
@@ -121,7 +122,9 @@ class CoTTA(GradientAdapter):
     @torch.no_grad()
     def _teach(self, x: Tensor) -> Tensor:
         """Logits of the teacher, averaged over augmentations where the source model is unsure."""
-        confidence = upcast(self.source(x)).softmax(1).amax(1).mean()
+        logits = upcast(self.call_model(x, self.source))
+        self.drop_unless(are_valid(logits))
+        confidence = logits.softmax(1).amax(1).mean()
         if confidence >= self.threshold:
             return self.output(x)
         with self.random_state.generator() as generator:

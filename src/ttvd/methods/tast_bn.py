@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from ttvd.methods.gradient import GradientAdapter, Step, StepOptions
 from ttvd.methods.registry import register
+from ttvd.methods.shared.losses import are_valid
 from ttvd.methods.shared.prototypes import PrototypeEnsemble, divergence
 from ttvd.methods.shared.supports import Supports
 from ttvd.nn.split import SplitModel, split
@@ -97,7 +98,9 @@ class TASTBN(GradientAdapter):
         """Store the most certain images, then learn from them."""
         self._make_room(x.shape[1:])
         with torch.no_grad():
-            self.memory.offer(x, super().output(x))
+            logits = super().output(x)
+            self.drop_unless(are_valid(logits))
+            self.memory.offer(x, logits)
         return super().adapt(x)
 
     def loss(self, x: Tensor) -> Step:
