@@ -378,6 +378,9 @@ def _act_at(adapter: Adapter, number: int, act: Callable[[Any], Any]) -> Iterato
 def check_values_inside(make: Make, model: nn.Module, batches: Sequence[Tensor]) -> None:
     """NaN at the output of any module leaves the state as it was, unless the step does not use that output."""
     adapter, small = make(), batches[1][:2]
+    adapter.validation = (
+        "always"  # wait for the end of a step, so that the host learns of it on an accelerator too
+    )
     adapter(batches[0])
     before = adapter.snapshot()
     out, after = adapter(small), adapter.snapshot()

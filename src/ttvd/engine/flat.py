@@ -80,39 +80,40 @@ def all_finite(tensor: Tensor) -> Tensor:
         >>> [bool(all_finite(torch.tensor([1.0, value]))) for value in (2.0, -torch.inf, torch.nan)]
         [True, False, False]
     """
-    if tensor.device.type == "cpu" and not torch.compiler.is_compiling():
-        low, high = torch.aminmax(tensor.detach())  # on a CPU many times faster than a norm
-        return torch.maximum(high, -low) < torch.inf
-    largest: Tensor = torch.linalg.vector_norm(tensor.detach(), torch.inf)  # NaN if one is
-    return largest < torch.inf
+    return _find_largest(tensor) < torch.inf
 
 
 @torch.no_grad()
-def are_finite(tensors: Iterable[Tensor]) -> Tensor:
-    """Whether every element of some tensors on one device is a finite number, as a scalar tensor.
+def find_largest(tensors: Iterable[Tensor]) -> Tensor:
+    """The largest absolute value in tensors of one device, as a scalar tensor; NaN if an element is NaN.
 
     Tensors of integers are left out.
 
     Example:
-        >>> bool(are_finite([torch.tensor(1.0), torch.tensor([2.0, torch.nan])]))
-        False
+        >>> find_largest([torch.tensor(1.0), torch.tensor([2.0, -3.0])])
+        tensor(3.)
     """
     groups: dict[torch.dtype, list[Tensor]] = {}
     for tensor in tensors:
         if tensor.dtype.is_floating_point and tensor.numel():
             groups.setdefault(tensor.dtype, []).append(tensor)
-    if not groups:
-        return torch.tensor(True)
-    found = [_all_finite_alike(group) for group in groups.values()]
-    return found[0] if len(found) == 1 else torch.stack(found).all()
+    found: list[Tensor] = []
+    for group in groups.values():
+        # Small ones are joined, since each operation costs something.
+        found += [_find_largest(tensor) for tensor in group if tensor.numel() > _LARGE]
+        if small := [tensor for tensor in group if tensor.numel() <= _LARGE]:
+            found.append(_find_largest(flatten(small)))
+    if not found:
+        return torch.zeros(())
+    return found[0] if len(found) == 1 else torch.stack([value.double() for value in found]).amax()
 
 
-def _all_finite_alike(tensors: list[Tensor]) -> Tensor:
-    """The same for tensors of one type. Small ones are checked together, since each operation costs something."""
-    large = [tensor for tensor in tensors if tensor.numel() > _LARGE]
-    small = [tensor for tensor in tensors if tensor.numel() <= _LARGE]
-    found = [all_finite(tensor) for tensor in large] + ([all_finite(flatten(small))] if small else [])
-    return found[0] if len(found) == 1 else torch.stack(found).all()
+def _find_largest(tensor: Tensor) -> Tensor:
+    if tensor.device.type == "cpu" and not torch.compiler.is_compiling():
+        low, high = torch.aminmax(tensor.detach())  # on a CPU many times faster than a norm
+        return torch.maximum(high, -low)
+    largest: Tensor = torch.linalg.vector_norm(tensor.detach(), torch.inf)
+    return largest
 
 
 class Copies:

@@ -124,9 +124,12 @@ class SteppedModule(StatefulModule):
         """The device that the model is on."""
         return self.kept.device
 
-    def drop_unless(self, condition: Tensor) -> None:
-        """Let the present step change nothing unless ``condition``, a scalar, is true; nothing waits for the device."""
-        self.finite.logical_and_(condition)
+    def require_finite(self, *values: Tensor) -> None:
+        """Let the present step change nothing unless these values are finite. They are looked at when it ends.
+
+        Of logits, pass the largest: one of -inf is a class that cannot be.
+        """
+        self.runner.required += [value.detach() for value in values]
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         super()._apply(fn, recurse)

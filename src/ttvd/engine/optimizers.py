@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ttvd.engine.compiling import fusible
-from ttvd.engine.flat import all_finite, find_runs, flatten, note_change, unflatten
+from ttvd.engine.flat import find_largest, find_runs, flatten, note_change, unflatten
 
 
 class GatedOptimizer(nn.Module):
@@ -39,32 +39,32 @@ class GatedOptimizer(nn.Module):
         """Move the parameters in place if ``gate``, a scalar, is above 0 and every gradient is finite.
 
         Returns:
-            Whether every gradient is finite, a scalar.
+            The largest absolute value of the gradients, a scalar; NaN if one is NaN.
         """
         pieces = [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, gradients, strict=True)]
         gradient = flatten(pieces).to(next(self.buffers()).dtype)
-        move, finite = self._apply_gate(gradient, gate)
+        move, largest = self._apply_gate(gradient, gate)
         # One kernel for all parameters; a loop would launch one for each.
         runs = find_runs(parameters)
         torch._foreach_sub_(runs, unflatten(move, runs), alpha=self.lr)
         note_change(parameters, runs)
         # Autocast keeps half-precision copies of weights until its block ends; these are outdated now.
         torch.clear_autocast_cache()
-        return finite
+        return largest
 
     @fusible()
     def _apply_gate(self, gradient: Tensor, gate: Tensor) -> tuple[Tensor, Tensor]:
-        """The step to subtract, before the learning rate, and whether the gradient is finite.
+        """The step to subtract, before the learning rate, and the largest absolute value of the gradient.
 
         The step is zero where the gate is closed; slots move with it.
         """
-        finite = all_finite(gradient)
-        open_ = (gate > 0) & finite
+        largest = find_largest([gradient])
+        open_ = (gate > 0) & (largest < torch.inf)
         step, slots = self.direction(gradient)
         for name, new in slots.items():
             slot = self.get_buffer(name)
             slot.copy_(torch.where(open_, new, slot))
-        return torch.where(open_, step, 0.0), finite
+        return torch.where(open_, step, 0.0), largest
 
 
 class GatedSGD(GatedOptimizer):

@@ -17,11 +17,10 @@ from torch import Tensor
 
 from ttvd.engine.compiling import fusing, is_compiler_error
 from ttvd.engine.cuda_graphs import CudaRecorder
-from ttvd.engine.flat import all_finite, are_finite
+from ttvd.engine.flat import all_finite, find_largest
 from ttvd.engine.graph_guard import GraphGuard, has_hooks
 from ttvd.engine.state import lay_out
 from ttvd.engine.transaction import Renewed, Transaction
-from ttvd.engine.validation import are_valid
 
 if TYPE_CHECKING:
     from ttvd.engine.module import SteppedModule
@@ -100,6 +99,7 @@ class StepRunner(Renewed):
     Attributes:
         obstacle: Why steps are not recorded; None as long as nothing is known against it.
         uncompiled: Whether the compiler has failed, so that networks run as they are written.
+        required: Values that must be finite, or the present step changes nothing.
     """
 
     recorder: ClassVar[Recorder] = CudaRecorder()
@@ -107,6 +107,7 @@ class StepRunner(Renewed):
     def __init__(self) -> None:
         self.obstacle: str | None = None
         self.uncompiled = False
+        self.required: list[Tensor] = []
         self._out_of_memory = False
         self.forget()
 
@@ -350,13 +351,16 @@ def run_gated(
         checked: Whether the values of the batch are known to be finite.
     """
     adapter.kept.fill_(1.0)
+    adapter.runner.required = []
     if checked:
         adapter.finite.fill_(True)
     else:
         adapter.finite.copy_(all_finite(x))
         x = x.nan_to_num(0.0, 0.0, 0.0)
     out = adapter.adapt(x, *arguments).detach()
-    adapter.drop_unless(are_valid(out) & are_finite(transaction.changed_tensors()))
+    adapter.require_finite(out.amax(), *transaction.changed_tensors(out.device))
+    adapter.finite.logical_and_(find_largest(adapter.runner.required) < torch.inf)
+    adapter.runner.required = []
     return out
 
 

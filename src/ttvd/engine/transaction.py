@@ -254,10 +254,11 @@ class Transaction:
         for group in self._on_device:
             keep_where(condition, group.find_tensors(), group.copies.tensors())
 
-    def changed_tensors(self) -> Iterator[Tensor]:
-        """The tensors that the step may have changed, as they are now; not those of large memories."""
+    def changed_tensors(self, device: torch.device) -> Iterator[Tensor]:
+        """The tensors on a device that the step may have changed, as they are now; not those of large memories."""
         for group in self._on_device:
-            yield from group.find_tensors()
+            if group.tensors[0].device == device:
+                yield from group.find_tensors()
 
     def roll_back(self) -> None:
         """Make the module what it was. This may be interrupted, and done again."""

@@ -39,11 +39,6 @@ def checks_values(validation: str, cheap: bool) -> bool:
     return validation == "always" or (validation == "auto" and cheap)
 
 
-def are_valid(logits: Tensor) -> Tensor:
-    """Whether no logit is NaN or infinite, as a scalar tensor. A logit of -inf is a class that cannot be."""
-    return logits.detach().amax() < torch.inf  # NaN is not below infinity
-
-
 def check_logits(logits: object, size: int) -> None:
     """Refuse the output of a model for ``size`` samples unless it is logits."""
     if not isinstance(logits, Tensor) or logits.ndim != 2 or len(logits) != size:

@@ -9,7 +9,6 @@ from ttvd.geometry.precision import upcast
 from ttvd.methods.gradient import GradientAdapter, Step, StepOptions
 from ttvd.methods.registry import register
 from ttvd.methods.shared.augmentations import augment, generator_on
-from ttvd.methods.shared.losses import are_valid
 from ttvd.methods.shared.random_state import RandomState
 from ttvd.nn.norms import apply_statistics, select_parameters
 from ttvd.nn.split import shared_copy
@@ -123,7 +122,7 @@ class CoTTA(GradientAdapter):
     def _teach(self, x: Tensor) -> Tensor:
         """Logits of the teacher, averaged over augmentations where the source model is unsure."""
         logits = upcast(self.call_model(x, self.source))
-        self.drop_unless(are_valid(logits))
+        self.require_finite(logits.amax())
         confidence = logits.softmax(1).amax(1).mean()
         if confidence >= self.threshold:
             return self.output(x)

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor, nn
 
 from ttvd.engine.compiling import fusible as fusible
-from ttvd.engine.flat import all_finite
 from ttvd.engine.optimizers import build_optimizer as build_optimizer
 from ttvd.methods.adapter import Adapter, Timing
 from ttvd.methods.shared.losses import differentiate
@@ -143,8 +142,7 @@ class GradientAdapter(Adapter):
                     gradients = step.gradients
                     if gradients is None:
                         gradients = differentiate(step.loss, parameters)
-                self.drop_unless(all_finite(step.loss))
-                self.drop_unless(self.optimizer.step(parameters, gradients, step.kept))
+                self.require_finite(step.loss, self.optimizer.step(parameters, gradients, step.kept))
                 self.kept.copy_(step.kept.detach())
                 self.after_step(step)
         if self.prediction == "before":

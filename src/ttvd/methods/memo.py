@@ -10,7 +10,7 @@ from ttvd.geometry.precision import upcast
 from ttvd.methods.adapter import Adapter
 from ttvd.methods.registry import register
 from ttvd.methods.shared.augmix import augmix
-from ttvd.methods.shared.losses import are_finite, differentiate, entropy
+from ttvd.methods.shared.losses import differentiate, entropy, find_largest
 from ttvd.methods.shared.random_state import RandomState
 from ttvd.nn.norms import Statistics
 from ttvd.nn.split import unwrap_output
@@ -98,6 +98,7 @@ class MEMO(Adapter):
         mean = logits.log_softmax(1).logsumexp(0) - math.log(len(views))
         gradients = differentiate(entropy(mean), list(moving.values()))
         found = {n: g for n, g in zip(moving, gradients, strict=True) if g is not None}
-        fine = are_finite(found.values())
-        self.drop_unless(fine)
+        largest = find_largest(found.values())
+        self.require_finite(largest)
+        fine = largest < torch.inf
         return {n: weights[n] - self.lr * torch.where(fine, g, torch.zeros_like(g)) for n, g in found.items()}

@@ -7,7 +7,6 @@ from torch import Tensor, nn
 from ttvd.geometry.precision import full_precision
 from ttvd.methods.adapter import Adapter
 from ttvd.methods.registry import register
-from ttvd.methods.shared.losses import are_valid
 from ttvd.methods.shared.supports import FeatureSupports
 from ttvd.nn.norms import Statistics
 from ttvd.nn.split import SplitModel, split
@@ -75,7 +74,7 @@ class T3A(Adapter):
         """Collect the batch, then score it."""
         with torch.no_grad():
             z, logits = self.model.features_and_logits(x)
-            self.drop_unless(are_valid(logits))
+            self.require_finite(logits.amax())
             self._collect(z, logits)
             return self._score(z)
 

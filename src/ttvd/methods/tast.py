@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from ttvd.methods.adapter import Adapter, Timing
 from ttvd.methods.gradient import build_optimizer
 from ttvd.methods.registry import register
-from ttvd.methods.shared.losses import are_valid, differentiate
+from ttvd.methods.shared.losses import differentiate
 from ttvd.methods.shared.prototypes import PrototypeEnsemble, divergence
 from ttvd.methods.shared.supports import FeatureSupports
 from ttvd.nn.norms import Statistics
@@ -119,7 +119,7 @@ class TAST(Adapter):
         """Collect the batch, then let the projections learn from its neighbours."""
         with torch.no_grad():
             z, logits = self.model.features_and_logits(x)
-        self.drop_unless(are_valid(logits))
+        self.require_finite(logits.amax())
         self.memory.offer(z, logits)
         for _ in range(self.steps):
             targets, out = self._ensemble.knn_predict(z, self.k)
@@ -140,4 +140,4 @@ class TAST(Adapter):
         with torch.enable_grad():
             loss = divergence(self._ensemble.score(z), targets)
             gradients = differentiate(loss, parameters)
-        self.drop_unless(self.optimizer.step(parameters, gradients, torch.ones_like(self.kept)))
+        self.require_finite(self.optimizer.step(parameters, gradients, torch.ones_like(self.kept)))

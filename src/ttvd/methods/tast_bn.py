@@ -8,7 +8,6 @@ from torch import Tensor, nn
 
 from ttvd.methods.gradient import GradientAdapter, Step, StepOptions
 from ttvd.methods.registry import register
-from ttvd.methods.shared.losses import are_valid
 from ttvd.methods.shared.prototypes import PrototypeEnsemble, divergence
 from ttvd.methods.shared.supports import Supports
 from ttvd.nn.split import SplitModel, split
@@ -99,7 +98,7 @@ class TASTBN(GradientAdapter):
         self._make_room(x.shape[1:])
         with torch.no_grad():
             logits = super().output(x)
-            self.drop_unless(are_valid(logits))
+            self.require_finite(logits.amax())
             self.memory.offer(x, logits)
         return super().adapt(x)
 

@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from ttvd.engine.flat import all_finite as all_finite
-from ttvd.engine.flat import are_finite as are_finite
-from ttvd.engine.validation import are_valid as are_valid
+from ttvd.engine.flat import find_largest as find_largest
 from ttvd.geometry.precision import full_precision, upcast
 
 
