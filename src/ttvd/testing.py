@@ -433,13 +433,17 @@ def check_interrupts(make: Make, model: nn.Module, batches: Sequence[Tensor], mo
     )
 
 
+_CALLBACKS = ("_dynamo", "weak")
+"""Parts of the names of files with callbacks of weak references, in which Python ignores interrupts."""
+
+
 @contextmanager
 def _interrupting(moment: int | None) -> Iterator[list[int]]:
     """Raise KeyboardInterrupt before a line of Python, by its number; yields a list with the number of lines so far."""
     lines, before = [0], sys.gettrace()
 
     def trace(frame: Any, event: str, argument: Any) -> Any:
-        if event == "line" and not frame.f_code.co_filename.startswith("<"):
+        if event == "line" and not any(part in frame.f_code.co_filename for part in _CALLBACKS):
             lines[0] += 1
             if moment is not None and lines[0] > moment:
                 sys.settrace(before)

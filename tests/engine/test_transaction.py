@@ -100,7 +100,9 @@ def interrupt_after(seconds: float) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("name", ["ttvd", "cotta", "rotta", "t3a"])
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # interrupts in callbacks of weak references
+@pytest.mark.filterwarnings(
+    "ignore::pytest.PytestUnraisableExceptionWarning"
+)  # interrupts in callbacks of weak references
 def test_a_hundred_interrupts_leave_a_hundred_whole_states(name: str) -> None:
     adapter, twin = make(name), make(name)
     first, second, third = make_batches()

@@ -173,7 +173,7 @@ class StepRunner(Renewed):
             except RuntimeError as error:
                 if is_compiler_error(error):
                     raise  # this says nothing about recordings
-                self.obstacle = str(error).splitlines()[0]
+                self.obstacle = _explain(error)
                 self._out_of_memory = isinstance(error, torch.OutOfMemoryError)
         _warn_once(
             f"{type(adapter).__name__} runs its steps one kernel at a time, not as CUDA graphs: {self.obstacle}. "
@@ -414,6 +414,12 @@ def _send(tensor: Tensor, device: torch.device) -> Tensor:
 def _pin(tensor: Tensor, device: torch.device) -> Tensor:
     """A host tensor in memory from which a CUDA device can copy without anybody waiting."""
     return tensor.pin_memory() if device.type == "cuda" and tensor.device.type == "cpu" else tensor
+
+
+def _explain(error: RuntimeError) -> str:
+    """Why a recording failed, in one line."""
+    reason = str(error).splitlines()[0]
+    return f"its step synchronizes with the device ({reason})" if "captur" in reason else reason
 
 
 _WARNED: set[str] = set()
