@@ -19,7 +19,7 @@ def test_folders_are_read_in_the_order_of_their_paths_and_other_files_are_counte
     (tmp_path / "in" / "c").symlink_to(tmp_path / "elsewhere")
     inputs = open_inputs(tmp_path / "in")
     assert inputs.names == ["a/1.jpg", "b/1.png", "b/2.png", "b.png", "c/3.png"]
-    assert describe_skipped(inputs.skipped) == "left out: 2 .gif, 1 .txt"
+    assert describe_skipped(inputs.skipped) == "left out: 2 .gif (x.gif, a/y.gif), 1 .txt (a/notes.txt)"
 
 
 def test_lists_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:

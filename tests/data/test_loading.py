@@ -171,7 +171,7 @@ def test_pictures_of_two_sizes_are_refused_in_their_turn(tmp_path: Path) -> None
         time.sleep(0.05)  # the threads are through with what they may do
         shapes.append(tuple(next(stream).shape))
     assert shapes == [(1, 3, 16, 16), (1, 3, 20, 20), (2, 3, 16, 16)]
-    with pytest.raises(RuntimeError, match="equal size"):
+    with pytest.raises(ValueError, match="different shapes"):
         next(stream)
 
 
