@@ -507,7 +507,7 @@ class _Collate:
         for position, waiting in zip(positions, pending, strict=True):
             try:
                 images[position] = waiting.result()
-            except (ValueError, OSError) as error:
+            except ValueError as error:
                 if self._on_unreadable == "stop":
                     name = f"image {position}" if self._names is None else self._names[position]
                     raise ValueError(
@@ -524,7 +524,7 @@ class _Collate:
             drawn.append(position)
             try:
                 self._shape = tuple(self.read(read, position).shape)
-            except (ValueError, OSError):
+            except ValueError:
                 if self._on_unreadable == "skip":
                     continue
             break
@@ -532,7 +532,14 @@ class _Collate:
 
     def read(self, read: ReadImage, position: int) -> Tensor:
         """Read an image in whatever thread this is, and check it."""
-        image = read(position)
+        try:
+            return self._check(read(position))
+        except (ValueError, OSError) as error:
+            reason = str(error)
+        # Outside of the handler, so that an error that waits for its turn keeps no pixels alive by its traceback.
+        raise ValueError(reason)
+
+    def _check(self, image: Tensor) -> Tensor:
         shape = tuple(image.shape)
         if self._shape is not None and shape != self._shape:
             expected = "expected" if self._given else "the images before it have"

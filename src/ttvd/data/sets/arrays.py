@@ -142,16 +142,17 @@ def read_npy(path: str | Path) -> AnyArray:
         ValueError: The file is truncated, is not an .npy file, or holds pickled objects, which are never loaded.
     """
     with _explained(path):
-        array = np.load(path, mmap_mode="r", allow_pickle=False)
-    if not isinstance(array, np.ndarray):
-        array.close()
-        raise ValueError(f"{path} is an archive of arrays (.npz), expected one array (.npy)")
+        with open(path, "rb") as file:
+            if file.read(4) == b"PK\3\4":
+                raise ValueError("it is an archive of arrays (.npz), expected one array (.npy)")
+        array: AnyArray = np.lib.format.open_memmap(path, mode="r")
     return array
 
 
 def read_npz(path: str | Path, names: Sequence[str]) -> dict[str, AnyArray]:
     """Read arrays from an .npz file; raise like :func:`read_npy`, and if an array is missing."""
-    with _explained(path), np.load(path, allow_pickle=False) as archive:
+    with _explained(path), open(path, "rb") as file:
+        archive = np.load(file, allow_pickle=False)
         if isinstance(archive, np.ndarray):
             raise ValueError("it is one array (.npy)")
         missing = sorted(set(names) - set(archive.files))
