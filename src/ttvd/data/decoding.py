@@ -152,7 +152,10 @@ def _convert(image: Any) -> Any:
     low, high = float(values.min()), float(values.max())
     if not 0 <= low <= high <= scale:  # a NaN fails every comparison
         raise ValueError(f"its values go from {low:g} to {high:g}, expected floats in [0, 1]")
-    return image if scale == 1 else Image.fromarray(values / np.float32(scale))
+    if scale == 1:
+        return image
+    values /= np.float32(scale)
+    return Image.fromarray(values)
 
 
 def _find_scale(image: Any) -> int:
