@@ -295,6 +295,9 @@ def test_images_of_another_shape_or_with_bad_values_are_unreadable() -> None:
     assert ["size (1, 8, 9)" in batch.unreadable[0][1], "NaN" in batch.unreadable[1][1]] == [True, True]
     with pytest.raises(ValueError, match=r"image 0: .*expected \(3, 8, 8\)"):
         list(load_batches(images.__getitem__, range(3), 3, shape=(3, 8, 8)))
+    for odd in (torch.zeros(8, 8), torch.zeros(1, 8, 8, dtype=torch.int32)):
+        with pytest.raises(ValueError, match=r"image 0: .*expected bytes or floats \(c, h, w\)"):
+            list(load_batches([odd].__getitem__, [0], 1))
     with pytest.raises(ValueError, match="at least 1 image"):
         load_batches(images.__getitem__, range(3), 0)
     with pytest.raises(ValueError, match="'stop' or 'skip'"):

@@ -541,6 +541,10 @@ class _Collate:
 
     def _check(self, image: Tensor) -> Tensor:
         shape = tuple(image.shape)
+        if len(shape) != 3 or not (image.is_floating_point() or image.dtype == torch.uint8):
+            raise ValueError(
+                f"it has shape {shape} and type {image.dtype}, expected bytes or floats (c, h, w)"
+            )
         if self._shape is not None and shape != self._shape:
             expected = "expected" if self._given else "the images before it have"
             raise ValueError(f"it has size {shape}, {expected} {self._shape}; resize and crop the images")
