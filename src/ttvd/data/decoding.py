@@ -23,6 +23,7 @@ MAX_PIXELS = 1 << 26
 _MAX_PIXEL_BYTES = 16
 """Most bytes that a file needs for a pixel: four channels of floats."""
 _MAX_HEADER_BYTES = 1 << 24
+_OPTION = "(max_pixels, or --max-pixels)"
 _ORIENTATION, _UPRIGHT = 0x0112, 1
 _TRANSPOSITIONS = {
     2: "FLIP_LEFT_RIGHT",
@@ -61,19 +62,8 @@ def open_picture(path: str | Path, max_pixels: int = MAX_PIXELS) -> Iterator[Any
         ValueError: The file cannot be used as a picture.
     """
     require_pillow("reading images")
-    status = os.stat(path)
-    try:
-        if not stat.S_ISREG(status.st_mode):  # opening a pipe would wait for ever
-            raise ValueError("it is not a regular file")
-        if status.st_size == 0:
-            raise ValueError("it is empty")
-        if status.st_size > max_pixels * _MAX_PIXEL_BYTES + _MAX_HEADER_BYTES:
-            raise ValueError(
-                f"it has {status.st_size:,} bytes, more than {max_pixels:,} pixels can need (max_pixels, or "
-                "--max-pixels)"
-            )
-    except ValueError as error:
-        raise ValueError(f"{path} cannot be used as a picture: {error}") from error
+    if problem := _find_problem(os.stat(path), max_pixels):
+        raise ValueError(f"{path} cannot be used as a picture: {problem}")
     with open(path, "rb") as file:
         try:
             with _open(file) as image:
@@ -86,14 +76,24 @@ def open_picture(path: str | Path, max_pixels: int = MAX_PIXELS) -> Iterator[Any
             raise ValueError(f"{path} cannot be used as a picture: {_explain(error)}") from error
 
 
+def _find_problem(status: os.stat_result, max_pixels: int) -> str:
+    """Say what is wrong with a file that is not opened yet."""
+    if not stat.S_ISREG(status.st_mode):  # opening a pipe would wait for ever
+        return "it is not a regular file"
+    if status.st_size == 0:
+        return "it is empty"
+    if status.st_size > max_pixels * _MAX_PIXEL_BYTES + _MAX_HEADER_BYTES:
+        return f"it has {status.st_size:,} bytes, more than {max_pixels:,} pixels can need {_OPTION}"
+    return ""
+
+
 def check_pixels(width: int, height: int, max_pixels: int, what: str = "it") -> None:
     """Raise a ValueError unless an image has pixels, and no more than the limit."""
     if width < 1 or height < 1:
         raise ValueError(f"{what} has {width} x {height} pixels")
     if width * height > max_pixels:
         raise ValueError(
-            f"{what} has {width:,} x {height:,} pixels, more than the limit of {max_pixels:,} (max_pixels, or "
-            "--max-pixels)"
+            f"{what} has {width:,} x {height:,} pixels, more than the limit of {max_pixels:,} {_OPTION}"
         )
 
 
@@ -107,9 +107,10 @@ def decode(image: Any, *, apply_orientation: bool) -> Any:
     """
     from PIL import Image
 
+    scale = _find_scale(image)
     image.load()
     name = _TRANSPOSITIONS.get(_read_orientation(image)) if apply_orientation else None
-    decoded = _convert(image)
+    decoded = _convert(image, scale)
     return decoded if name is None else decoded.transpose(Image.Transpose[name])
 
 
@@ -141,10 +142,9 @@ def _open(file: BinaryIO) -> Any:
     raise ValueError(f"its content has none of the formats {', '.join(FORMATS)}")
 
 
-def _convert(image: Any) -> Any:
+def _convert(image: Any, scale: int) -> Any:
     from PIL import Image
 
-    scale = _find_scale(image)
     if scale == 255:
         image.info.pop("transparency", None)  # it is dropped, and Pillow would warn of some kinds
         return image if image.mode == "RGB" else image.convert("RGB")

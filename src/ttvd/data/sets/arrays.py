@@ -82,6 +82,12 @@ def from_dataset(dataset: Any, *, classes: Sequence[str] | None = None, name: st
     items = [dataset[position] for position in range(len(dataset))]
     if not items:
         raise ValueError(f"{name}: the data set is empty")
+    modes = {mode for image, _ in items if isinstance(mode := getattr(image, "mode", None), str)}
+    if odd := modes - {"L", "RGB", "F"}:  # numbers of colours, or channels of other colours
+        raise ValueError(
+            f"{name}: Pillow images must have the mode L, RGB or F, got {sorted(odd)}; convert them first, such as by "
+            "image.convert('RGB')"
+        )
     images = [torch.as_tensor(np.array(image)) for image, _ in items]
     shapes = {tuple(image.shape) for image in images}
     if len(shapes) > 1:
