@@ -98,7 +98,8 @@ def open_inputs(
         names = _read_list(path)
         files = [path.parent / name for name in names]
     else:
-        raise ValueError(f"expected a folder, an .npy array or a .txt list of files, got {path}")
+        missing = "" if path.exists() else ", which does not exist"
+        raise ValueError(f"expected a folder, an .npy array or a .txt list of files, got {path}{missing}")
     if not files:
         left_out = f"; {text}" if (text := describe_skipped(skipped)) else ""
         raise ValueError(f"{path} holds no image files ({', '.join(sorted(SUFFIXES))}){left_out}")
