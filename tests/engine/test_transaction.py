@@ -340,6 +340,32 @@ def test_states_are_copies_and_checked_whole(name: str) -> None:
     assert same(fresh.snapshot(), state)
 
 
+@pytest.mark.parametrize("name", ["t3a", "adanpc", "tast", "ttvd", "rotta"])
+@pytest.mark.parametrize("change", ["reset", "restore", "load", "policy"])
+def test_a_reset_that_fails_changes_nothing(name: str, change: str) -> None:
+    adapter = make(name)
+    first, second, third = make_batches()
+    adapter(first)
+    state = adapter.snapshot()
+    one: Adapter = ResetEvery(adapter, batches=2) if change == "policy" else adapter
+    one(second)
+    before = one.snapshot()
+    run = {
+        "reset": adapter.reset,
+        "restore": lambda: adapter.restore(state),
+        "load": lambda: adapter.load_state_dict(state),
+        "policy": lambda: one(third),
+    }[change]
+    with FailAt() as trace:
+        run()
+    assert not same(one.snapshot(), before)
+    one.restore(before)
+    for number in range(0, trace.count, max(1, trace.count // 40)):
+        with pytest.raises(torch.OutOfMemoryError), FailAt(number):
+            run()
+        assert same(one.snapshot(), before), number
+
+
 def test_a_large_memory_is_not_copied_before_a_step() -> None:
     memory = Supports(4, 1000, (64,), torch.zeros(()))
     adapter = make("t3a")

@@ -95,8 +95,14 @@ class StatefulModule(nn.Module):
 
     def _write(self, state: Mapping[str, Tensor]) -> None:
         with torch.inference_mode(False), torch.no_grad():
+            self._remember_memories()
             for name, tensor in self.changing().items():
                 tensor.copy_(state[name])
+
+    def _remember_memories(self) -> None:
+        for part in find_parts(self):
+            if isinstance(part, LoggedBuffers):
+                part.remember_all()
 
     def reset(self) -> None:
         """Go back to the state at construction: weights, optimizer, memories, averages."""
@@ -108,6 +114,7 @@ class StatefulModule(nn.Module):
         """Go back to the state at construction if ``condition``, a scalar, is true; nothing waits for the device."""
         self.keep_initial()
         assert self._initial is not None
+        self._remember_memories()
         state = self.changing()
         keep_where(~condition, list(state.values()), [self._initial[name] for name in state])
 

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from functools import partial
 from itertools import chain
 from operator import attrgetter
-from types import MethodType
+from types import EllipsisType, MethodType
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol, Self, TypeVar
 
 import torch
@@ -133,6 +133,9 @@ class Root(Protocol):
         """The device that the module computes on."""
 
 
+Index = tuple[Tensor, ...] | EllipsisType
+
+
 class UndoLog(Renewed):
     """What was in large buffers before it was overwritten.
 
@@ -141,7 +144,7 @@ class UndoLog(Renewed):
     """
 
     def __init__(self) -> None:
-        self.entries: list[tuple[Tensor, tuple[Tensor, ...], Tensor]] | None = None
+        self.entries: list[tuple[Tensor, Index, Tensor]] | None = None
 
     def begin(self, nested: bool) -> int:
         """Begin a transaction, and return how many entries there are already, of a transaction around it."""
@@ -149,7 +152,7 @@ class UndoLog(Renewed):
             self.entries = []
         return len(self.entries)
 
-    def since(self, mark: int) -> list[tuple[Tensor, tuple[Tensor, ...], Tensor]]:
+    def since(self, mark: int) -> list[tuple[Tensor, Index, Tensor]]:
         """The entries behind the first ``mark``, the last one first."""
         return [] if self.entries is None else self.entries[mark:][::-1]
 
@@ -157,14 +160,14 @@ class UndoLog(Renewed):
     def undo(self, mark: int) -> None:
         """Write back what was there."""
         for tensor, index, old in self.since(mark):
-            tensor.index_put_(index, old)
+            tensor[index] = old
         self.drop(mark)
 
     @torch.no_grad()
     def keep_where(self, condition: Tensor, mark: int) -> None:
         """Write back what was there unless ``condition``, a scalar, is true; nothing waits for the device."""
         for tensor, index, old in self.since(mark):
-            tensor.index_put_(index, torch.where(condition, tensor[index], old))
+            tensor[index] = torch.where(condition, tensor[index], old)
 
     def drop(self, mark: int) -> None:
         """Forget the entries behind the first ``mark``."""
@@ -175,7 +178,8 @@ class UndoLog(Renewed):
 class LoggedBuffers(nn.Module):
     """A module with buffers that are too large to be copied before every step.
 
-    Before a part of such a buffer is overwritten, :meth:`remember` notes what was there.
+    Before a part of such a buffer is overwritten, :meth:`remember` notes what was there; before all of them are,
+    :meth:`remember_all` does.
 
     Attributes:
         logged: Names of the large buffers.
@@ -202,6 +206,12 @@ class LoggedBuffers(nn.Module):
             self.undo_log.entries.append((tensor, index, old))
         return old
 
+    def remember_all(self) -> None:
+        """Note what all logged buffers hold."""
+        buffers = [self.get_buffer(name) for name in self.logged]
+        if self.undo_log.entries is not None:
+            self.undo_log.entries += [(buffer, ..., buffer.clone()) for buffer in buffers]
+
     def read_before(self, live: Tensor) -> Tensor:
         """A copy of what a logged buffer held before the transaction.
 
@@ -211,7 +221,7 @@ class LoggedBuffers(nn.Module):
         saved = live.clone()
         for tensor, index, old in self.undo_log.since(0):
             if tensor is live:
-                saved.index_put_(index, old)
+                saved[index] = old
         return saved
 
 
