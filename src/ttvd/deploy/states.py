@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from ttvd.methods import Adapter
 from ttvd.nn.fingerprint import fingerprint
@@ -22,7 +22,8 @@ _OPTIONS = {
     "model": "--model and --weights",
     "sites": "--sites",
     "views": "--views",
-    "input": "images, in the same preparation (--size, --resize, --crop, --interpolation, --gray and the like)",
+    "input": "images, in the same preparation (--size, --resize, --crop, --interpolation, --gray, "
+    "--ignore-orientation)",
     "batch size": "--batch-size",
     "classes": "--classes",
     "output": "suffix of --out",
@@ -152,16 +153,7 @@ class StateFile:
                     f"use the same {_OPTIONS.get(key, key)}{advice}"
                 )
         try:
-            _check_types(adapter, tensors)
             adapter.load_state_dict(tensors)
         except ValueError as error:
             raise ValueError(f"{self.path} cannot be loaded: {error}") from error
         return metadata
-
-
-def _check_types(adapter: Adapter, tensors: Mapping[str, Tensor]) -> None:
-    for name, tensor in adapter.changing().items():
-        if name in tensors and tensors[name].dtype != tensor.dtype:
-            raise ValueError(
-                f"{name!r} is of {tensors[name].dtype} there, and of {tensor.dtype} in this adapter"
-            )

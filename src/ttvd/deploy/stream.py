@@ -97,9 +97,9 @@ def adapt_stream(
 
     With ``state`` a stream that was interrupted in any way can be resumed, and the file is then the same as without
     the interruption, byte by byte. A stream that had ended is resumed by doing nothing. Ctrl-C and SIGTERM wait for
-    the end of the batch, because a batch that is cut off may have changed the adapter in part; a second signal does
-    not wait. Where a batch is cut off or fails, the state that was saved before it stays. Signals are handled in the
-    main thread only. A note of the exception says how many rows are left (``error.__notes__``).
+    the end of the batch, because nobody knows whether a batch that is cut off has changed the adapter; a second signal
+    does not wait. Where a batch is cut off or fails, the state that was saved before it stays. Signals are handled in
+    the main thread only. A note of the exception says how many rows are left (``error.__notes__``).
 
     Args:
         adapter: The adapter. It adapts in place.
@@ -179,7 +179,7 @@ class _Saver:
     before the first row is saved before the journal is touched. The journal gets its final name after the state of
     the end was saved.
 
-    A stream also ends by an exception. If that happens within a batch, the adapter may have changed in part, and the
+    A stream also ends by an exception. If that happens within a batch, the adapter may be ahead of the rows, and the
     state that was saved before stays.
     """
 
@@ -322,9 +322,15 @@ def _check_left_out(position: Position, on_unreadable: OnUnreadable) -> None:
 def _explain_shape(images: Tensor) -> Iterator[None]:
     try:
         yield
-    except RuntimeError as error:
+    except torch.OutOfMemoryError:
+        raise
+    except (RuntimeError, ValueError) as error:
+        # The first batch of a shape is tried by the adapter, which explains the error of the model.
+        reason = error.__cause__ if isinstance(error, ValueError) else error
+        if not isinstance(reason, RuntimeError):
+            raise
         raise ValueError(
-            f"the model cannot take images of size {tuple(images.shape[1:])}: {str(error).splitlines()[0]} (--size, "
+            f"the model cannot take images of size {tuple(images.shape[1:])}: {str(reason).splitlines()[0]} (--size, "
             "or --resize and --crop, change the size of pictures, --gray makes one channel)"
         ) from error
 
