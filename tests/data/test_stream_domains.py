@@ -8,7 +8,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ttvd.data.streams import batch_iterable, batches, continual, dirichlet, gradual, iid, mixed, order_hash
+from ttvd.data.streams import (
+    batch_iterable,
+    batches,
+    continual,
+    dirichlet,
+    draw_onset,
+    gradual,
+    iid,
+    mixed,
+    onset,
+    order_hash,
+    rare,
+    recurring,
+)
 
 
 def test_continual_keeps_each_domain_together_and_in_order() -> None:
@@ -44,6 +57,57 @@ def test_mixed_domains_keep_correlated_classes() -> None:
     stream = labels[rows[:, 1]]
     assert np.mean(np.diff(stream) == 0) > 0.8
     assert np.mean(np.diff(rows[:, 0]) == 0) < 0.4
+
+
+def test_onset_is_clean_shifted_and_clean_again() -> None:
+    clean, shifted = iid(100, seed=0), iid(50, seed=1)
+    rows = onset(clean, shifted, (30, 40, 20))
+    assert rows.dtype == np.int64
+    assert rows[:, 0].tolist() == [0] * 30 + [1] * 40 + [0] * 20
+    assert np.array_equal(rows[rows[:, 0] == 0, 1], clean[:50])
+    assert np.array_equal(rows[rows[:, 0] == 1, 1], shifted[:40])
+    for lengths in ((90, 1, 20), (1, 51, 1), (0, 1, 1)):
+        with pytest.raises(ValueError, match="there are 100 and 50"):
+            onset(clean, shifted, lengths)
+
+
+def test_lengths_of_onsets_are_whole_batches_of_every_size_in_range() -> None:
+    drawn = [draw_onset(seed, batch_size=8, fewest=(1, 2, 3), most=(3, 3, 3)) for seed in range(100)]
+    assert {tuple(length % 8 for length in lengths) for lengths in drawn} == {(0, 0, 0)}
+    seen = [{lengths[part] // 8 for lengths in drawn} for part in range(3)]
+    assert seen == [{1, 2, 3}, {2, 3}, {3}]
+    assert draw_onset(5) == draw_onset(5)
+    with pytest.raises(ValueError, match="fewest"):
+        draw_onset(0, fewest=(0, 1, 1))
+
+
+@given(sizes=st.lists(st.integers(4, 20), min_size=1, max_size=4), cycles=st.integers(1, 4))
+def test_recurring_domains_come_in_the_same_order_and_show_each_sample_once(
+    sizes: list[int], cycles: int
+) -> None:
+    orders = [iid(size, seed=domain) for domain, size in enumerate(sizes)]
+    rows = recurring(orders, cycles)
+    runs = rows[np.flatnonzero(np.diff(rows[:, 0], prepend=-1)), 0].tolist()
+    assert runs == (list(range(len(sizes))) * cycles if len(sizes) > 1 else [0])
+    for domain, order in enumerate(orders):
+        assert np.array_equal(rows[rows[:, 0] == domain, 1], order)
+    with pytest.raises(ValueError, match="cycles"):
+        recurring(orders, 21)
+
+
+def test_one_batch_in_ten_is_rare_at_places_that_differ() -> None:
+    usual, shifted = iid(1000, seed=0), iid(30, seed=1)
+    rows = rare(usual, shifted, seed=0, batch_size=10)
+    domains = rows[:, 0].reshape(-1, 10)
+    assert (domains == domains[:, :1]).all()
+    groups = domains[:, 0].reshape(-1, 10)
+    assert groups.sum(1).tolist() == [1] * 11
+    assert len(set(groups.argmax(1).tolist())) > 3
+    assert np.array_equal(rows[rows[:, 0] == 0, 1], usual[:990])
+    assert np.array_equal(rows[rows[:, 0] == 1, 1], np.resize(shifted, 110))
+    for every, size in ((1, 10), (0, 10), (200, 10), (2, 2000)):
+        with pytest.raises(ValueError, match="usual samples"):
+            rare(usual, shifted, seed=0, batch_size=size, every=every)
 
 
 def test_gradual_rises_and_falls_for_each_corruption() -> None:

@@ -184,6 +184,115 @@ def mixed(orders: Sequence[npt.ArrayLike], seed: int) -> Order:
     return result
 
 
+def onset(
+    clean: npt.ArrayLike, shifted: npt.ArrayLike, lengths: tuple[int, int, int] = (512, 640, 640)
+) -> Order:
+    """Let a shift come and go: clean samples (domain 0), shifted ones (domain 1), clean ones again.
+
+    Args:
+        clean: Order of the clean domain. The last part goes on where the first one ends.
+        shifted: Order of the shifted domain.
+        lengths: Number of samples of the three parts; see :func:`draw_onset` for random ones.
+
+    Example:
+        >>> onset([4, 5, 6], [0, 1], (2, 1, 1)).tolist()
+        [[0, 4], [0, 5], [1, 0], [0, 6]]
+    """
+    calm, other = _check_orders([clean, shifted])
+    before, during, after = lengths
+    if min(lengths) < 1 or before + after > len(calm) or during > len(other):
+        raise ValueError(
+            f"parts of {before}, {during} and {after} samples need at least one sample each, {before + after} clean "
+            f"samples and {during} shifted ones; there are {len(calm)} and {len(other)}"
+        )
+    parts = [(0, calm[:before]), (1, other[:during]), (0, calm[before : before + after])]
+    return np.concatenate([np.column_stack([np.full(len(part), domain), part]) for domain, part in parts])
+
+
+def draw_onset(
+    seed: int,
+    *,
+    batch_size: int = 64,
+    fewest: tuple[int, int, int] = (4, 8, 8),
+    most: tuple[int, int, int] = (16, 16, 16),
+) -> tuple[int, int, int]:
+    """Draw the lengths of an :func:`onset` at random, in whole batches.
+
+    Args:
+        seed: Seed of the draw.
+        batch_size: Number of samples in a batch.
+        fewest: Smallest number of batches of each part.
+        most: Largest number of batches of each part.
+
+    Example:
+        >>> [length % 64 for length in draw_onset(0)]
+        [0, 0, 0]
+    """
+    _check_batch_size(batch_size)
+    if not all(1 <= low <= high for low, high in zip(fewest, most, strict=True)):
+        raise ValueError(f"fewest must be at least 1 and at most most, got {fewest} and {most}")
+    drawn = _make_generator(seed).integers(fewest, most, endpoint=True)
+    before, during, after = (batch_size * int(count) for count in drawn)
+    return before, during, after
+
+
+def recurring(orders: Sequence[npt.ArrayLike], cycles: int) -> Order:
+    """Show the domains one after another, over and over; each cycle has the next part of each domain.
+
+    >>> recurring([[0, 1], [5, 6]], cycles=2).tolist()
+    [[0, 0], [1, 5], [0, 1], [1, 6]]
+    """
+    checked = _check_orders(orders)
+    if not 1 <= cycles <= min(map(len, checked)):
+        raise ValueError(
+            f"cycles must be from 1 to the size of the smallest domain, {min(map(len, checked))}, got {cycles}"
+        )
+    parts = [np.array_split(order, cycles) for order in checked]
+    return np.concatenate(
+        [
+            np.column_stack([np.full(len(part[cycle]), domain), part[cycle]])
+            for cycle in range(cycles)
+            for domain, part in enumerate(parts)
+        ]
+    )
+
+
+def rare(
+    usual: npt.ArrayLike, shifted: npt.ArrayLike, seed: int, *, batch_size: int = 64, every: int = 10
+) -> Order:
+    """Let one batch in ``every`` come from another domain (1), at a random place; all others are usual ones (0).
+
+    The stream is as long as the usual domain allows; samples that fill no batch are left out.
+
+    Args:
+        usual: Order of the usual domain.
+        shifted: Order of the rare domain. When it ends it begins again.
+        seed: Seed of the places.
+        batch_size: Number of samples in a batch.
+        every: Number of batches of which one is from the rare domain.
+
+    Example:
+        >>> rare(range(6), [8, 9], seed=0, batch_size=2, every=4)[:, 0].reshape(4, 2).sum(1).tolist().count(2)
+        1
+    """
+    _check_batch_size(batch_size)
+    calm, other = _check_orders([usual, shifted])
+    groups = len(calm) // (batch_size * (every - 1)) if every > 1 else 0
+    if groups < 1:
+        raise ValueError(
+            f"one batch of {batch_size} in {every} needs every > 1 and at least {batch_size * max(every - 1, 1)} "
+            f"usual samples, got {len(calm)}"
+        )
+    batches_ = np.zeros((groups, every), dtype=np.int64)
+    batches_[np.arange(groups), _make_generator(seed).integers(0, every, groups)] = 1
+    domains = np.repeat(batches_.ravel(), batch_size)
+    samples = np.empty_like(domains)
+    for domain, order in enumerate((calm, other)):
+        places = domains == domain
+        samples[places] = np.resize(order, int(places.sum()))
+    return np.column_stack([domains, samples])
+
+
 def gradual(names: Sequence[str], *, peak: int = 5) -> list[tuple[str, int]]:
     """List the domains of a gradual change: every corruption rises to its peak severity and falls back.
 
