@@ -14,7 +14,6 @@ from ttvd.bench.job import build_adapter, check_model, identify_adapter, make_or
 from ttvd.bench.recipe import Entry, Recipe, hint_at_quotes, list_entries, suggest
 from ttvd.bench.resources import CORRUPTED, SOURCE_STATISTICS, Resources
 from ttvd.bench.spec import OFFICIAL, ORDERS, Domain, Member, Spec
-from ttvd.methods import find_method
 from ttvd.methods.registry import prepare_model
 
 
@@ -31,7 +30,7 @@ def plan(recipe: Recipe, resources: Resources) -> list[Member]:
     Raises:
         ValueError: A method, parameter, model or data set does not fit. Nothing has been run.
     """
-    entries = list_entries(recipe)
+    entries = list_entries(recipe, allow_code=resources.config.allow_code)
     _check_parameters(recipe, entries)
     both = set(recipe.data.corruptions) & set(recipe.data.validation)
     if both and any("validation" in entry.rules for entry in entries):
@@ -251,7 +250,7 @@ def _check_members(recipe: Recipe, members: Sequence[Member], resources: Resourc
 
 def _list_missing(spec: Spec, resources: Resources) -> list[str]:
     """What has to be computed from training images before the adapter of a run can be built."""
-    needs = set(SOURCE_STATISTICS & find_method(spec.method).needs)
+    needs = set(SOURCE_STATISTICS & resources.method(spec.method).needs)
     if "sites" in needs and resources.sites_beside(spec.checkpoint, spec.sites) is not None:
         needs.remove("sites")
     return sorted(needs)
@@ -284,7 +283,7 @@ def _check_outputs(spec: Spec, resources: Resources) -> None:
     """Show two images to the model: it must accept them, and have an output for each class."""
     shown, restriction = resources.base(spec.data, spec.domains[0]), resources.restriction(spec.data)
     x = shown.floats(torch.arange(min(2, len(shown)))).to(resources.device)
-    method, missing = find_method(spec.method), _list_missing(spec, resources)
+    method, missing = resources.method(spec.method), _list_missing(spec, resources)
     if not missing:
         outputs = build_adapter(spec, resources)(x).shape[1]
     elif "sites" in method.needs:
