@@ -200,6 +200,9 @@ def explain_errors(path: Path) -> Iterator[None]:
     """Turn the errors of SQLite inside the block into a :class:`StoreError`."""
     try:
         yield
+    except UnicodeDecodeError as error:  # damage in the names of tables, which the message of SQLite repeats
+        text = _MESSAGES[sqlite3.SQLITE_CORRUPT]
+        raise StoreError(text.format(path=path, error="its text is not UTF-8")) from error
     except sqlite3.Error as error:
         name = getattr(error, "sqlite_errorname", type(error).__name__)
         text = _MESSAGES.get(_primary_code(error), "the store {path} cannot be used: {error} ({name})")
@@ -342,11 +345,14 @@ def _has_tables(db: sqlite3.Connection, path: Path) -> bool:
 
 
 def _check_pages(db: sqlite3.Connection, path: Path) -> None:
-    """Let SQLite look at every page, unless the store is so large that this takes long."""
-    if path.stat().st_size <= CHECK_UP_TO:
-        found = _get_value(db, "PRAGMA integrity_check(1)")
-        if found != "ok":
-            raise _damage(" ".join(str(found).split()))
+    """Let SQLite look at every page and reference, unless the store is so large that this takes long."""
+    if path.stat().st_size > CHECK_UP_TO:
+        return
+    found = _get_value(db, "PRAGMA integrity_check(1)")
+    if found != "ok":
+        raise _damage(" ".join(str(found).split()))
+    for table, _, parent, _ in db.execute("PRAGMA foreign_key_check"):
+        raise _damage(f"rows of the table {table} belong to rows of {parent} that are gone")
 
 
 def _damage(detail: str) -> sqlite3.DatabaseError:

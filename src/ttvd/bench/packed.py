@@ -159,7 +159,7 @@ class PackedRuns:
         for number, cells in _read_lines(path, _digest_recipe(self._text, self.name)):
             try:
                 members += self._add_line(cells)
-            except (ValueError, KeyError, TypeError, AttributeError) as error:
+            except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
                 raise ValueError(f"line {number} of {path} is not a run of this version: {error}") from error
             totals.add(cells["members"])
         places = [place for place, _ in members]
@@ -339,7 +339,7 @@ def _read_recipe_content(text: str, name: str) -> dict[str, Any]:
     """Return the entries of a recipe without title and note, which say nothing of its runs."""
     try:
         document = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise ValueError(f"recipe {name} is not TOML: {error}") from error
     return {key: value for key, value in document.items() if key not in ("title", "note")}
 

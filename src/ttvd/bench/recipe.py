@@ -54,10 +54,11 @@ def _as_tuple(value: Any) -> Any:
 
 
 def _check_distinct(values: list[Any]) -> tuple[Any, ...]:
-    seen = [repr(value) for value in values]
+    seen: set[str] = set()
     for value in values:
-        if seen.count(repr(value)) > 1:
+        if repr(value) in seen:
             raise ValueError(f"has {value!r} twice; give different values")
+        seen.add(repr(value))
     return tuple(values)
 
 
@@ -526,7 +527,12 @@ def list_entries(recipe: Recipe, *, allow_code: bool = False) -> list[Entry]:
             names code that is not allowed.
     """
     check_code(recipe, allow_code=allow_code)
-    return [_make_entry(recipe, part, find_method(name)) for part, name in list_lines(recipe).values()]
+    lines = list_lines(recipe).values()
+    try:
+        methods = [find_method(name) for _, name in lines]
+    except ValueError as error:
+        raise ValueError(f"recipe {recipe.name}: {error}") from error
+    return [_make_entry(recipe, part, method) for (part, _), method in zip(lines, methods, strict=True)]
 
 
 def list_lines(recipe: Recipe) -> dict[str, tuple[MethodPart, str]]:
@@ -545,7 +551,10 @@ def list_lines(recipe: Recipe) -> dict[str, tuple[MethodPart, str]]:
                 f"recipe {recipe.name}: the label {part.label!r} cannot stand for {len(names)} methods"
             )
         for name in names:
-            label = part.label or (name if is_own_code(name) else find_method(name).name)
+            try:
+                label = part.label or (name if is_own_code(name) else find_method(name).name)
+            except ValueError as error:
+                raise ValueError(f"recipe {recipe.name}: {error}") from error
             if label in lines:
                 raise ValueError(
                     f"recipe {recipe.name}: two lines are called {label!r}; give one of them a label"
@@ -608,6 +617,8 @@ def _choose_checkpoint(recipe: Recipe, part: MethodPart, method: Method) -> str:
 
 def cut_limit(recipe: Recipe, limit: int) -> Recipe:
     """Return the recipe with a limit on the number of images."""
+    if not 1 <= limit <= _LARGEST:
+        raise ValueError(f"limit must be a whole number from 1 to {_LARGEST}, got {limit}")
     data, oracle = replace(recipe.data, limit=limit), replace(recipe.oracle, limit=None)
     return replace(recipe, data=data, oracle=oracle)
 
@@ -629,6 +640,12 @@ def set_params(recipe: Recipe, params: Mapping[str, Any]) -> Recipe:
         >>> dict(changed.params), dict(changed.methods[0].grid)
         ({'lr': 0.5}, {})
     """
+
+    for name, value in params.items():
+        try:
+            json.dumps(value, allow_nan=False)
+        except ValueError as error:
+            raise ValueError(f"parameter {name}: inf and nan cannot be values of a run") from error
 
     def without(table: Mapping[str, Any]) -> dict[str, Any]:
         return {name: value for name, value in table.items() if name not in params}

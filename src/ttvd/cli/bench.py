@@ -33,7 +33,7 @@ def bench(
     jobs: int | None = typer.Option(
         None, min=1, help="Number of runs at the same time; default: one for each core or GPU."
     ),
-    threads: int = typer.Option(1, min=1, help="Number of threads of a run on a CPU."),
+    threads: int = typer.Option(1, min=1, max=1024, help="Number of threads of a run on a CPU."),
     compiled: bool = typer.Option(
         False,
         "--compile",
@@ -68,32 +68,33 @@ def bench(
     If it is interrupted or killed, the same command continues where it stopped. A recipe that names methods or models
     as package.module:Name is refused without --allow-code, since these are code.
     """
-    from dataclasses import replace
+    from ttvd.interrupts import delay_interrupts, raise_interrupts
 
-    from ttvd.bench.grid import make_plans
-    from ttvd.cli.arguments import add_current_folder, make_console
-    from ttvd.interrupts import raise_interrupts
-
-    console = make_console()
-    if gpus <= 0:
-        raise ValueError(f"--gpus must be a share of a GPU above 0, for example 0.25; got {gpus:g}")
-    if address is not None and engine != "ray":
-        raise ValueError("--address needs --engine ray")
-    if allow_code:
-        add_current_folder()
-    found = read_recipes(recipes, limit, seeds, only, param, allow_code=allow_code)
-    config = replace(
-        _make_config(data, checkpoints, device, threads, engine, compiled), allow_code=allow_code
-    )
     try:
         with raise_interrupts():
+            with delay_interrupts():
+                from dataclasses import replace
+
+                from ttvd.bench.grid import make_plans
+                from ttvd.cli.arguments import add_current_folder, make_console
+
+            console = make_console()
+            if not 0 < gpus < float("inf"):
+                raise ValueError(f"--gpus must be a share of a GPU above 0, for example 0.25; got {gpus:g}")
+            if address is not None and engine != "ray":
+                raise ValueError("--address needs --engine ray")
+            if allow_code:
+                add_current_folder()
+            found = read_recipes(recipes, limit, seeds, only, param, allow_code=allow_code)
+            config = replace(
+                _make_config(data, checkpoints, device, threads, engine, compiled), allow_code=allow_code
+            )
             if dry_run:
                 _print_plans(make_plans(found, config)[0], store, console)
                 return
             failed = _run(found, store, _make_engine(engine, jobs, config, address, gpus), config, console)
     except KeyboardInterrupt:
-        text = f"Interrupted. All finished runs are in {store}; the same command continues from there."
-        console.print(text, soft_wrap=True, highlight=False, markup=False)
+        typer.echo(f"Interrupted. All finished runs are in {store}; the same command continues from there.")
         raise typer.Exit(130) from None
     if failed:
         raise typer.Exit(1)

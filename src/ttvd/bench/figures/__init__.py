@@ -16,6 +16,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Protocol
 
+import torch
+
 from ttvd.bench.figures import feature_plane, samples, slices
 from ttvd.bench.figures.scene import Description, FigureOptions, Scene, Tree, make_scene, make_spec, pack
 from ttvd.bench.recipe import check_code
@@ -113,8 +115,18 @@ def _check_model(options: FigureOptions, recipe: Recipe, resources: Resources, k
     assert options.checkpoint is not None
     if resources.sites_beside(options.checkpoint, 1.0) is None:
         resources.check_training(recipe.data.set)  # to estimate the sites now would take long
-    else:
-        kind.check(make_scene(options, recipe, resources, seed=0), options)
+        return
+    scene = make_scene(options, recipe, resources, seed=0)
+    kind.check(scene, options)
+    stream = scene.stream
+    images = resources.batch(stream.spec, stream.spec.domains[0], stream.rows[:2])
+    try:
+        with torch.no_grad():
+            scene.parts(images)
+    except RuntimeError as error:
+        raise ValueError(
+            f"{options.checkpoint} does not take the images of {recipe.data.set}: {error}"
+        ) from error
 
 
 def make_figure(
