@@ -19,7 +19,7 @@ from typing import Any
 
 import torch.multiprocessing  # noqa: F401 (with it, tensors travel between processes without being copied)
 
-from ttvd.bench.engines import Engine, Event, Failed, Finished, Message, Shared, WorkerLost
+from ttvd.bench.engines import Event, Failed, Finished, Message, Shared, WorkerLost, WorkerPool
 from ttvd.bench.engines.worker import DoRun, Worker
 from ttvd.bench.job import execute as do_run
 from ttvd.bench.spec import Spec, WorkerConfig
@@ -32,7 +32,7 @@ _GRACE = 5.0  # seconds for a worker to end before it is killed
 _FAILED_STARTS = 3
 
 
-class LocalEngine(Engine):
+class LocalEngine(WorkerPool):
     """Processes of this machine, each with one run at a time.
 
     Args:
