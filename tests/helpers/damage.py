@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 
 
@@ -68,3 +69,8 @@ def _place(data: bytes, rng: random.Random) -> int:
 
 
 _DAMAGES = (_change_bytes, _flip_bit, _truncate, _take_out, _repeat, _splice, _insert_noise)
+
+
+def count_cases(usual: int) -> int:
+    """Return the number of cases of a test with damaged files: the environment variable TTVD_FUZZ multiplies it."""
+    return usual * int(os.environ.get("TTVD_FUZZ", "1"))

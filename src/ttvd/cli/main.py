@@ -2,6 +2,7 @@
 
 import os
 import sys
+from typing import NoReturn
 
 import typer
 
@@ -61,9 +62,17 @@ def main() -> None:
             raise
         typer.echo(f"ttvd: error: {error}", err=True)
         sys.exit(2)
+    except KeyboardInterrupt:
+        typer.echo("ttvd: interrupted", err=True)
+        _exit_interrupted()
     except SystemExit as end:
         if end.code == 130:
-            # Python would end by SIGINT, without this exit code, if the interrupt had passed through a text that was
-            # being executed, such as that of a dataclass. It forgets that when it executes another one.
-            exec("")  # noqa: S102
+            _exit_interrupted()
         raise
+
+
+def _exit_interrupted() -> NoReturn:
+    # Python would end by SIGINT, without an exit code, if the interrupt had passed through a text that was being
+    # executed, such as that of a dataclass. It forgets that when it executes another one.
+    exec("")  # noqa: S102
+    sys.exit(130)

@@ -254,6 +254,8 @@ def serve(pipe: Connection) -> None:
                 return
             yield answer
 
+    with suppress(ImportError):  # while the command makes its plan; what is missing is said later
+        import ray  # noqa: F401
     with suppress(EOFError, OSError, _Closed):
         *options, config, shared = pipe.recv()
         end = _End()
