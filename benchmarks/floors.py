@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from ttvd.engine.compiling import fusing
 from ttvd.engine.step_runner import find_obstacle
 from ttvd.methods import Adapter, Method
 from ttvd.nn.norms import following_stream
@@ -54,10 +55,14 @@ class Floor:
         self.parameters = [p for p in self.network.parameters() if p.requires_grad]
         self.passes = passes
         self.inputs = {n: torch.cat([x] * n) if n > 1 else x for n in {one.images for one in passes}}
-        self._precision = adapter._precision
+        self._precision, self._compiled = adapter._precision, adapter.compiled
 
     def __call__(self) -> list[Tensor]:
         """All passes; returns the gradients of the last that has any."""
+        with fusing(self.device.type if self._compiled else None):
+            return self._run()
+
+    def _run(self) -> list[Tensor]:
         gradients: list[Tensor] = []
         for one in self.passes:
             with torch.autocast(self.device.type, self._precision) if self._precision else nullcontext():

@@ -5,9 +5,14 @@ Each check takes a factory that builds a fresh adapter and a list of batches. A 
 """
 
 import gc
+import math
+import random
+import sys
+import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any
 
 import torch
@@ -289,6 +294,214 @@ def _find_tensors() -> Iterator[Tensor]:
     return (found for found in gc.get_objects() if issubclass(type(found), Tensor))
 
 
+def check_failed_steps(make: Make, model: nn.Module, batches: Sequence[Tensor]) -> None:
+    """An error in any module, in the forward or the backward pass, leaves the state as it was."""
+    adapter, twin = make(), make()
+    for one in (adapter, twin):
+        one(batches[0])
+    for backward in (False, True):
+        _fail_everywhere(adapter, batches[1][:2], backward)
+    _demand(
+        _same(_run(adapter, batches[1:]), _run(twin, batches[1:])),
+        "after steps that failed the stream must go on as if they had not been tried",
+    )
+
+
+def _fail_everywhere(adapter: Adapter, batch: Tensor, backward: bool) -> None:
+    """Let every call of a module raise an error, one after the other, until a step is not reached by it."""
+    before, number = adapter.snapshot(), 0
+    while True:
+        with _act_at(adapter, number, partial(_fail, backward=backward)) as calls:
+            try:
+                adapter(batch)
+            except _InjectedError:
+                failed = True
+            else:
+                failed = False
+        _demand(
+            not failed or _same(_values(before), _values(adapter.snapshot())),
+            f"a step that fails must not change the state; call {number} of a module "
+            f"({'backward' if backward else 'forward'}) failed",
+        )
+        if not failed:
+            adapter.restore(before)
+        number += 1
+        if number >= calls[0]:
+            return
+
+
+class _InjectedError(Exception):
+    """The error that the suite raises inside of a step."""
+
+
+def _fail(output: Any, backward: bool) -> Any:
+    tensors = [output] if isinstance(output, Tensor) else list(output) if isinstance(output, tuple) else []
+    if not backward:
+        raise _InjectedError
+    for tensor in tensors:
+        if isinstance(tensor, Tensor) and tensor.requires_grad:
+            tensor.register_hook(_raise)
+    return output
+
+
+def _raise(_: Tensor) -> Tensor:
+    raise _InjectedError
+
+
+@contextmanager
+def _act_at(adapter: Adapter, number: int, act: Callable[[Any], Any]) -> Iterator[list[int]]:
+    """Change the output of one call of a module inside of an adapter.
+
+    Args:
+        adapter: The adapter; hooks are on its parts while the block runs.
+        number: Which call of a module.
+        act: Gets the output and returns another one, or raises an error.
+
+    Yields:
+        A list with the number of calls so far.
+    """
+    calls = [0]
+
+    def hook(module: nn.Module, inputs: Any, output: Any) -> Any:
+        calls[0] += 1
+        return act(output) if calls[0] == number + 1 else output
+
+    own = {adapter, getattr(adapter, "adapter", adapter)}
+    handles = [part.register_forward_hook(hook) for part in adapter.modules() if part not in own]
+    try:
+        yield calls
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def check_values_inside(make: Make, model: nn.Module, batches: Sequence[Tensor]) -> None:
+    """NaN at the output of any module leaves the state as it was, unless the step does not use that output."""
+    adapter, small = make(), batches[1][:2]
+    adapter.validation = (
+        "always"  # wait for the end of a step, so that the host learns of it on an accelerator too
+    )
+    adapter(batches[0])
+    before = adapter.snapshot()
+    out, after = adapter(small), adapter.snapshot()
+    number, calls = 0, [1]
+    while number < calls[0]:
+        adapter.restore(before)
+        with _act_at(adapter, number, _spoil) as calls:
+            unused = torch.equal(adapter(small), out)
+        state = _values(adapter.snapshot())
+        _demand(
+            _same(state, _values(before)) or (unused and _same(state, _values(after))),
+            f"a step with NaN inside must not change the state; the output of call {number} of a module was NaN",
+        )
+        number += 1
+    finite = bool(adapter(batches[2]).isfinite().all())
+    _demand(finite, "after a step with NaN inside the output must be finite")
+
+
+def _spoil(output: Any) -> Any:
+    if isinstance(output, tuple):
+        return tuple(map(_spoil, output))
+    return output * math.nan if isinstance(output, Tensor) and output.is_floating_point() else output
+
+
+def check_interrupts(make: Make, model: nn.Module, batches: Sequence[Tensor], moments: int = 8) -> None:
+    """KeyboardInterrupt at any line of a step: the step has happened as a whole, or not at all."""
+    adapter, twin = make(), make()
+    for one in (adapter, twin):
+        one(batches[0])
+    before = twin.snapshot()
+    twin(batches[1])
+    after = twin.snapshot()
+    with _interrupting(None) as lines:
+        adapter(batches[1])
+    draw = random.Random(0)
+    for moment in sorted(draw.sample(range(lines[0]), min(moments, lines[0]))):
+        adapter.restore(before)
+        with _interrupting(moment), suppress(KeyboardInterrupt):
+            adapter(batches[1])
+        state = _values(adapter.snapshot())
+        _demand(
+            _same(state, _values(before)) or _same(state, _values(after)),
+            f"an interrupted step must have happened as a whole or not at all; line {moment} was interrupted",
+        )
+    adapter.restore(before)
+    twin.restore(before)
+    _demand(
+        _same(_run(adapter, batches[1:]), _run(twin, batches[1:])),
+        "after interrupts the stream must go on as without them",
+    )
+
+
+_CALLBACKS = ("_dynamo", "weak")
+"""Parts of the names of files with callbacks of weak references, in which Python ignores interrupts."""
+
+
+@contextmanager
+def _interrupting(moment: int | None) -> Iterator[list[int]]:
+    """Raise KeyboardInterrupt before a line of Python, by its number; yields a list with the number of lines so far."""
+    lines, before = [0], sys.gettrace()
+
+    def trace(frame: Any, event: str, argument: Any) -> Any:
+        if event == "line" and not any(part in frame.f_code.co_filename for part in _CALLBACKS):
+            lines[0] += 1
+            if moment is not None and lines[0] > moment:
+                sys.settrace(before)
+                raise KeyboardInterrupt
+        return trace
+
+    sys.settrace(trace)
+    try:
+        yield lines
+    finally:
+        sys.settrace(before)
+
+
+def check_threads(make: Make, model: nn.Module, batches: Sequence[Tensor]) -> None:
+    """Other threads may predict during a step: they see the state before it or after it. Steps take turns."""
+    adapter, twin = make(), make()
+    stream = [batches[0], *batches, *batches]
+    expected = [twin.predict(batches[2])]
+    for batch in stream:
+        twin(batch)
+        expected.append(twin.predict(batches[2]))
+    seen = _read_beside(adapter, lambda: [adapter(batch) for batch in stream], batches[2])
+    _demand(_same(_values(twin.snapshot()), _values(adapter.snapshot())), "readers must not change the state")
+    for prediction in seen:
+        found = any(torch.allclose(prediction, known, atol=1e-4, equal_nan=True) for known in expected)
+        _demand(found, "a prediction during a step must be that of a state between two steps")
+    threads = [threading.Thread(target=_run, args=(adapter, [batches[1]] * 2)) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    _run(twin, [batches[1]] * 4)
+    same = _same(_values(twin.snapshot()), _values(adapter.snapshot()))
+    _demand(same, "steps in several threads must take turns")
+
+
+def _read_beside(adapter: Adapter, write: Callable[[], object], batch: Tensor) -> list[Tensor]:
+    """Predictions of another thread while this one works."""
+    seen, errors, done = list[Tensor](), list[BaseException](), threading.Event()
+
+    def read() -> None:
+        try:
+            while not done.is_set():
+                seen.append(adapter.predict(batch))
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    try:
+        write()
+    finally:
+        done.set()
+        thread.join()
+    _demand(not errors, f"predict() must work beside a step; it raised {errors[:1]}")
+    return seen
+
+
 CHECKS: tuple[Check, ...] = (
     check_output,
     check_reset,
@@ -304,6 +517,10 @@ CHECKS: tuple[Check, ...] = (
     check_global_state,
     check_training_flag,
     check_memory,
+    check_failed_steps,
+    check_values_inside,
+    check_interrupts,
+    check_threads,
 )
 
 

@@ -3,6 +3,7 @@
 import signal
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -171,7 +172,7 @@ def test_pictures_of_two_sizes_are_refused_in_their_turn(tmp_path: Path) -> None
         time.sleep(0.05)  # the threads are through with what they may do
         shapes.append(tuple(next(stream).shape))
     assert shapes == [(1, 3, 16, 16), (1, 3, 20, 20), (2, 3, 16, 16)]
-    with pytest.raises(RuntimeError, match="equal size"):
+    with pytest.raises(ValueError, match="different shapes"):
         next(stream)
 
 
@@ -294,10 +295,34 @@ def test_images_of_another_shape_or_with_bad_values_are_unreadable() -> None:
     assert ["size (1, 8, 9)" in batch.unreadable[0][1], "NaN" in batch.unreadable[1][1]] == [True, True]
     with pytest.raises(ValueError, match=r"image 0: .*expected \(3, 8, 8\)"):
         list(load_batches(images.__getitem__, range(3), 3, shape=(3, 8, 8)))
+    for odd in (torch.zeros(8, 8), torch.zeros(1, 8, 8, dtype=torch.int32)):
+        with pytest.raises(ValueError, match=r"image 0: .*expected bytes or floats \(c, h, w\)"):
+            list(load_batches([odd].__getitem__, [0], 1))
     with pytest.raises(ValueError, match="at least 1 image"):
         load_batches(images.__getitem__, range(3), 0)
     with pytest.raises(ValueError, match="'stop' or 'skip'"):
         load_batches(images.__getitem__, range(3), 1, on_unreadable="maybe")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_images_of_another_shape_are_dropped_as_soon_as_they_are_read(workers: int) -> None:
+    kept: list[weakref.ref[Tensor]] = []
+
+    def read(position: int) -> Tensor:
+        if position == 0:
+            raise ValueError("damaged")
+        image = torch.zeros(1, 8, 8 if position == 1 or position % 16 == 0 else 9)
+        if image.shape[2] == 9:
+            kept.append(weakref.ref(image))
+        return image
+
+    found = 0
+    for batch in load_batches(read, range(64), 16, workers=workers, on_unreadable="skip"):
+        time.sleep(0.02)  # the threads are through with what they may do
+        assert sum(image() is not None for image in kept) == 0
+        found += len(batch.positions)
+        assert all("size (1, 8, 9)" in reason or position == 0 for position, reason in batch.unreadable)
+    assert found == 4
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from ttvd.data.sets import ImageSet, from_arrays, from_dataset, load_arrays, load_set
 
@@ -92,3 +93,12 @@ def test_archives_without_the_arrays_are_refused(tmp_path: Path) -> None:
         load_arrays(tmp_path / "set.npz")
     with pytest.raises(ValueError, match="one size"):
         from_dataset([(np.zeros((8, 8, 3)), 0), (np.zeros((9, 8, 3)), 0)])
+
+
+def test_images_on_an_unknown_scale_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"mode L, RGB or F, got \['P', 'YCbCr'\]"):
+        from_dataset([(Image.new(mode, (8, 8)), 0) for mode in ("YCbCr", "L", "P")])
+    with pytest.raises(ValueError, match="from 2 to 2"):
+        from_arrays(np.full((2, 8, 8), 2, np.longdouble), [0, 0])
+    with pytest.raises(ValueError, match=r"uint16.*65535"):
+        from_arrays(np.zeros((2, 8, 8), np.uint16), [0, 0])

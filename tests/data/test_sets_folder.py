@@ -67,13 +67,17 @@ def test_nothing_is_kept_while_loading(tmp_path: Path) -> None:
     assert sum(getattr(value, "nbytes", 0) for value in vars(pictures).values()) < 1000
 
 
-def test_files_with_other_suffixes_are_counted(tmp_path: Path) -> None:
+def test_files_with_other_suffixes_are_named(tmp_path: Path) -> None:
     write_class_folders(tmp_path)
     for name in ("n01/a.gif", "n01/b.GIF", "n02/sub/c.gif", "n03/README"):
         (tmp_path / name).touch()
     skipped = ImageFolder(tmp_path).skipped
-    assert skipped == {".gif": 3, ".txt": 1, "": 1}
-    assert describe_skipped(skipped).startswith("left out: 3 .gif, ")
+    assert skipped == {
+        ".gif": ["n01/a.gif", "n01/b.GIF", "n02/sub/c.gif"],
+        ".txt": ["n01/notes.txt"],
+        "without a suffix": ["n03/README"],
+    }
+    assert describe_skipped(skipped, 2).startswith("left out: 3 .gif (n01/a.gif, n01/b.GIF, ...), 1 ")
     assert describe_skipped({}) == ""
 
 

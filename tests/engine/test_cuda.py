@@ -3,6 +3,7 @@
 import copy
 import gc
 import pickle
+import threading
 import warnings
 from typing import Any
 
@@ -13,9 +14,19 @@ from torch import Tensor
 import ttvd
 from tests.helpers.engine import DYNAMIC
 from ttvd.engine import step_runner
+from ttvd.engine.cuda_graphs import refusing_to_wait
 from ttvd.engine.step_runner import SHAPES
 from ttvd.methods import GradientAdapter, Step
-from ttvd.testing import make_world
+from ttvd.testing import (
+    _interrupting as interrupting,
+)
+from ttvd.testing import (
+    check_failed_steps,
+    check_interrupts,
+    check_threads,
+    check_values_inside,
+    make_world,
+)
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -92,11 +103,8 @@ def test_a_recorded_step_never_waits_for_the_device(name: str) -> None:
     adapter, stream = make_adapter(name), make_stream()
     for x in stream[:3]:
         adapter(x)
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with refusing_to_wait():
         adapter(stream[3])
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 @pytest.mark.parametrize("name", ["ttvd", "sar", "eta", "t3a", "shot"])
@@ -305,6 +313,80 @@ def test_each_branch_of_a_step_has_a_recording_of_its_own() -> None:
     assert count_graphs(recorded) > 1
 
 
+@pytest.mark.parametrize("name", ["ttvd", "tent", "roid", "deyo", "t3a", "rotta", "rdumb"])
+@pytest.mark.filterwarnings("ignore:.*not as CUDA graphs")
+def test_steps_are_transactions(name: str) -> None:
+    net, make = make_world(name, device="cuda")
+    batches = [x[:, :, :8, :8].contiguous() for x in make_stream()[:3]]
+    for check in (check_failed_steps, check_values_inside, check_interrupts, check_threads):
+        check(make, net, batches)
+
+
+@pytest.mark.parametrize("name", ["ttvd", "tent", "note", "t3a"])
+def test_an_interrupted_replay_has_happened_or_not(name: str) -> None:
+    adapter, twin, stream = make_adapter(name), make_adapter(name), make_stream()[:4]
+    for one in (adapter, twin):
+        for x in stream[:3] * 4:  # every branch is recorded
+            one(x)
+    before = adapter.snapshot()
+    twin(stream[3])
+    after = twin.snapshot()
+    count = 0
+    with interrupting(None) as lines:
+        adapter(stream[3])
+    for moment in range(0, lines[0], max(1, lines[0] // 40)):
+        adapter.restore(before)
+        try:
+            with interrupting(moment):
+                adapter(stream[3])
+        except KeyboardInterrupt:
+            count += 1
+        state = adapter.snapshot()
+        moved = {key for key, tensor in state.items() if not torch.equal(tensor, before[key])}
+        for key in moved:
+            torch.testing.assert_close(state[key], after[key], rtol=1e-3, atol=1e-4, msg=key)
+        changed = {key for key, tensor in after.items() if not torch.equal(tensor, before[key])}
+        assert moved in (set(), changed)
+    assert count > 20
+
+
+@pytest.mark.parametrize("mode", ["recorded", "written", "half"])
+def test_a_reader_on_another_stream_sees_whole_states(mode: str) -> None:
+    """The reader runs beside the steps, on a CUDA stream of its own."""
+    make = make_world("ttvd", device="cuda", lr=0.1)[1]
+    adapter, twin = make(), make()
+    adapter.capture = twin.capture = "never" if mode == "written" else "auto"
+    if mode == "half":
+        for one in (adapter, twin):
+            one.accelerate(precision="bfloat16", channels_last=True)
+    stream = [torch.rand(8, 1, 16, 16, generator=torch.Generator().manual_seed(i)).cuda() for i in range(40)]
+    known = []
+    for x in stream:
+        twin(x)
+        known.append(twin.predict(stream[0]))
+    seen: list[Tensor] = []
+    done = threading.Event()
+
+    def read() -> None:
+        with torch.cuda.stream(torch.cuda.Stream()):
+            while not done.is_set():
+                seen.append(adapter.predict(stream[0]))
+            torch.cuda.current_stream().synchronize()
+
+    adapter(stream[0])
+    thread = threading.Thread(target=read)
+    thread.start()
+    for x in stream[1:]:
+        adapter(x)
+    done.set()
+    thread.join()
+    assert_same_state(adapter, twin)
+    states = torch.stack(known).softmax(2)
+    gaps = torch.stack([(states - found.softmax(1)).abs().amax((1, 2)).min() for found in seen])
+    assert float(gaps.max()) < (0.02 if mode == "half" else 1e-3)
+    assert len(seen) > 3
+
+
 WAITING = {"cotta", "memo", "note", "rdumb", "rotta", "tast-bn", "ttt"}
 """Methods whose documents say that they read from the device in a step."""
 
@@ -337,12 +419,9 @@ def test_predictions_follow_those_of_the_cpu(name: str, monkeypatch: pytest.Monk
 def test_an_eager_step_never_waits_for_the_device(name: str) -> None:
     adapter, stream = move_adapter(name, "cuda"), move_stream("cuda")
     adapter(stream[0])
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with refusing_to_wait():
         for x in stream[1:]:
             adapter(x)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 @pytest.mark.parametrize("name", ["tent", "t3a", "ttvd", "sar"])

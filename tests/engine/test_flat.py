@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from ttvd.engine.flat import all_finite, copy_all, find_runs, join_runs, keep_where, lay_together
+from ttvd.engine.flat import Copies, all_finite, find_runs, join_runs, keep_where, lay_together
 
 KINDS = [torch.float32, torch.float64, torch.int64]
 
@@ -19,12 +19,26 @@ def draw_tensors(sizes: list[int], kinds: list[int]) -> list[Tensor]:
     ]
 
 
+def copy_all(tensors: list[Tensor], by_runs: bool = True) -> list[Tensor]:
+    """Copies of tensors of several types."""
+    copied: dict[int, Tensor] = {}
+    for kind in KINDS:
+        if group := [tensor for tensor in tensors if tensor.dtype == kind]:
+            copied |= zip(map(id, group), Copies(group, by_runs).tensors(), strict=True)
+    return [copied[id(tensor)] for tensor in tensors]
+
+
 many = st.lists(st.integers(1, 8), min_size=1, max_size=8)
 
 
-@given(sizes=many, kinds=st.lists(st.integers(0, 2), min_size=8, max_size=8), order=st.randoms())
+@given(
+    sizes=many,
+    kinds=st.lists(st.integers(0, 2), min_size=8, max_size=8),
+    order=st.randoms(),
+    by_runs=st.booleans(),
+)
 def test_laid_together_or_not_tensors_are_copied_and_put_back(
-    sizes: list[int], kinds: list[int], order: object
+    sizes: list[int], kinds: list[int], order: object, by_runs: bool
 ) -> None:
     tensors = draw_tensors(sizes, kinds)
     before = [tensor.clone() for tensor in tensors]
@@ -32,7 +46,7 @@ def test_laid_together_or_not_tensors_are_copied_and_put_back(
     order.shuffle(tensors_and_values := list(zip(tensors, before, strict=True)))  # type: ignore[attr-defined]
     tensors, before = ([pair[i] for pair in tensors_and_values] for i in (0, 1))
     assert all(torch.equal(one, other) for one, other in zip(tensors, before, strict=True))
-    copies = copy_all(tensors)
+    copies = copy_all(tensors, by_runs)
     for tensor in tensors:
         tensor.add_(1)
     keep_where(torch.tensor(True), tensors, copies)
@@ -73,7 +87,7 @@ def test_strides_and_types_part_what_seems_to_follow() -> None:
 def test_what_lies_together_is_one_run_in_any_order() -> None:
     tensors = [torch.full((8,), float(i)) for i in range(4)]
     lay_together(tensors)
-    copies = copy_all(tensors[::-1])[::-1]
+    copies = Copies(tensors[::-1], by_runs=True).tensors()[::-1]
     assert len(find_runs(copies)) == 1
     assert [copy[0].item() for copy in copies] == [0.0, 1.0, 2.0, 3.0]
 

@@ -69,28 +69,29 @@ class RerunRecorder:
         return True
 
     @contextmanager
-    def rehearsing(self, device: torch.device, strict: bool) -> Iterator[None]:
+    def rehearsing(self, device: torch.device) -> Iterator[None]:
         with Trace() as trace:
             yield
-        if strict and trace.find_waiting():
-            raise RuntimeError(f"called a synchronizing operation: {trace.find_waiting()[0]}")
-        self._expected = trace.operations
+        self._expected, self._waiting = trace.operations, trace.find_waiting()
 
     def record(
         self, step: Callable[[Any], Tensor], adapter: Adapter, device: torch.device
-    ) -> Callable[[], Tensor]:
+    ) -> Callable[[Callable[[], None]], Tensor]:
         size = self._size
+        if self._waiting:
+            raise RuntimeError(f"called a synchronizing operation: {self._waiting[0]}")
         self.log.append(f"record {size}")
         if size == self.fail_at:
             raise self.error("this size is too much\nand more")
         known, expected = weakref.ref(adapter), self._expected
 
-        def replay() -> Tensor:
+        def replay(commit: Callable[[], None]) -> Tensor:
             self.log.append(f"replay {size}")
             with Trace() as trace:
                 out = step(known())
             assert trace.operations == expected, "a graph would repeat other work"
             assert not trace.find_waiting()
+            commit()
             return out
 
         return replay

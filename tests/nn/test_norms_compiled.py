@@ -69,16 +69,6 @@ def test_a_norm_that_is_used_twice_has_the_same_gradients_and_averages(policy: s
     assert rows is None or rows.tolist() == [30] * 6
 
 
-@pytest.mark.filterwarnings("ignore")  # of the compiler's own
-def test_what_is_not_finite_enters_no_average() -> None:
-    torch._dynamo.reset()
-    net = make_net("track:8:32:renorm")
-    before = {name: buffer.clone() for name, buffer in net.named_buffers()}
-    follow(net, torch.full((5, 1, 6, 6), torch.inf, dtype=torch.float64), compiled=True)
-    for name, buffer in net.named_buffers():
-        assert torch.equal(buffer, before[name]), name
-
-
 @given(
     far=st.floats(-30, 30),
     spread=st.floats(1e-3, 1e3),

@@ -87,16 +87,22 @@ def test_memory_as_large_as_the_count_is_a_constant_weight() -> None:
     torch.testing.assert_close(tracked.running_var, momentum.running_var)
 
 
-def test_what_is_not_finite_is_neither_followed_nor_counted() -> None:
-    norm, x = make_norm("track:12:100"), make_input(4, 3, 2, 2)
-    track(norm, x)
-    before = copy.deepcopy(norm.state_dict())
-    x[0, 1, 0, 0] = float("inf")
-    track(norm, x)
-    assert norm.rows_followed.tolist() == [8, 4, 8]
-    assert norm.running_mean.isfinite().all()  # type: ignore[union-attr]
-    assert norm.running_mean[1] == before["running_mean"][1]  # type: ignore[index]
-    assert norm.running_mean[0] != before["running_mean"][0]  # type: ignore[index]
+@pytest.mark.parametrize("compile", [False, True])
+@pytest.mark.filterwarnings("ignore")  # of the compiler's own
+def test_a_variance_that_is_not_finite_is_neither_followed_nor_counted(compile: bool) -> None:
+    """Squares overflow in one channel; the averages of the others must not follow either."""
+    layers = (nn.BatchNorm2d(3), nn.ReLU(), nn.BatchNorm2d(3), nn.Flatten(), nn.Linear(12, 2))
+    net, x = nn.Sequential(*layers), make_input(4, 3, 2, 2).float()
+    tent = ttvd.create("tent", net, statistics=Statistics.parse("track:12:100")).accelerate(compile=compile)
+    tent.validation = "never"
+    for _ in range(3):
+        tent(x)
+    before = tent.snapshot()
+    assert before["model.0.rows_followed"].tolist() == [12, 12, 12]
+    x[:, 1] *= 1e30
+    tent(x)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in tent.snapshot().items())
+    assert tent.kept == 0
 
 
 def test_a_single_value_a_channel_is_normalised_by_the_average_and_not_followed() -> None:

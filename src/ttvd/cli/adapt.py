@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Self
@@ -50,6 +51,12 @@ def adapt(
         "bilinear", help="Interpolation of --resize."
     ),
     gray: bool = typer.Option(False, "--gray", help="Convert pictures to one channel."),
+    ignore_orientation: bool = typer.Option(
+        False, "--ignore-orientation", help="Do not turn pictures upright as their EXIF data say."
+    ),
+    max_pixels: int | None = typer.Option(
+        None, min=1, help="Limit on the pixels of an image, which bounds the memory; default: 67 million."
+    ),
     state: Path | None = typer.Option(None, help="Begin with this state."),
     save_state: Path | None = typer.Option(
         None, help="Save the state to this file, on the way and at the end."
@@ -58,7 +65,7 @@ def adapt(
         False, "--resume", help="Continue an interrupted run from the state in --save-state."
     ),
     unreadable: Literal["stop", "skip"] = typer.Option(
-        "stop", help="What to do with images that cannot be used."
+        "stop", help="What to do with images, and with folders below SOURCE, that cannot be used."
     ),
     device: str = typer.Option("cpu", help="Device to compute on, for example cuda."),
 ) -> None:
@@ -70,6 +77,7 @@ def adapt(
     from rich.console import Console
 
     from ttvd.cli.arguments import add_current_folder, check_device, parse_parameters, require
+    from ttvd.data.decoding import MAX_PIXELS
     from ttvd.data.loading import describe_skipped
     from ttvd.deploy import StateFile, adapt_stream, open_inputs
     from ttvd.deploy.states import identify
@@ -98,9 +106,21 @@ def adapt(
     seen = prepare_model(found, chosen, views).to(check_device(device))
     adapter = create(method, seen, sites=found.sites, **parameters)
     resize, crop = resize or size, crop or size
-    inputs = open_inputs(source, resize=resize, crop=crop, interpolation=interpolation, gray=gray)
+    # What Pillow finds strange in a file is no news: the picture is right, or the reader says why it is refused.
+    warnings.filterwarnings("ignore", module=r"PIL\.")
+    inputs = open_inputs(
+        source,
+        resize=resize,
+        crop=crop,
+        interpolation=interpolation,
+        gray=gray,
+        apply_orientation=not ignore_orientation,
+        max_pixels=max_pixels or MAX_PIXELS,
+        on_unreadable=unreadable,
+    )
     # The preparation changes what the model sees, so a run is resumed with the same one only.
     prepared = f"resize {resize}, crop {crop}, {interpolation}, {'gray' if gray else 'colours'}"
+    prepared += ", orientation ignored" if ignore_orientation else ", upright"
     inputs = replace(inputs, identity=f"{inputs.identity}, {prepared}")
     console = Console(stderr=True, markup=False, emoji=False, highlight=False)
     if inputs.skipped:

@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import math
 import os
-import stat
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from importlib.util import find_spec
-from itertools import islice
+from functools import partial
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol, Self, get_args
 
@@ -24,13 +23,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ttvd.data.decoding import MAX_PIXELS, check_pixels, decode, is_turned, open_picture
+from ttvd.data.decoding import require_pillow as require_pillow
+
 SUFFIXES = frozenset((".bmp", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"))
-"""Suffixes of the files that are read as images."""
+"""Suffixes of the files of a folder that are read as images; they are torchvision's."""
 THREAD_NAME = "ttvd-decode"
 _MAX_DECODERS = 8
 
 Interpolation = Literal["bilinear", "bicubic"]
 OnUnreadable = Literal["stop", "skip"]
+Skipped = dict[str, list[str]]
+"""Paths that were left out, for each reason: a suffix, or words that follow a number."""
 ReadImage = Callable[[int], Tensor]
 """Reads one image by its position: uint8, or floating point in [0, 1], of shape (c, h, w)."""
 
@@ -43,54 +47,68 @@ class ImageFiles(NamedTuple):
 
     Attributes:
         paths: Paths relative to the folder, folder by folder and sorted, which is torchvision's order.
-        skipped: Number of files with another suffix, by suffix; :func:`describe_skipped` puts it into words.
+        skipped: What was left out; :func:`describe_skipped` puts it into words.
     """
 
     paths: list[str]
-    skipped: Counter[str]
+    skipped: Skipped
 
 
-def list_image_files(folder: str | Path) -> ImageFiles:
-    """List the files below a folder that have the suffix of an image, and count the others.
+def list_image_files(folder: str | Path, on_unreadable: OnUnreadable = "stop") -> ImageFiles:
+    """List the files below a folder that have the suffix of an image, and name everything else.
 
-    Links to folders are followed. No folder is entered twice.
+    Hidden files are listed like others. Links to folders are followed, and no folder is entered twice. Whatever has
+    the suffix of an image is listed, even a broken link, a pipe or an empty file: to read it is an error that names
+    it.
+
+    Args:
+        folder: The folder.
+        on_unreadable: "stop" raises an error at a folder that cannot be read, "skip" leaves it out and names it.
 
     Raises:
-        OSError: A folder cannot be read.
+        OSError: The folder cannot be read, or one below it and `on_unreadable` is "stop".
     """
     paths: list[str] = []
-    skipped: Counter[str] = Counter()
-    for place, names in sorted(_walk(Path(folder))):
+    skipped: Skipped = {}
+    for place, names in sorted(_walk(Path(folder), on_unreadable, skipped)):
         for name in sorted(names):
+            path = os.path.relpath(os.path.join(place, name), folder)
             suffix = os.path.splitext(name)[1].lower()
             if suffix in SUFFIXES:
-                paths.append(os.path.relpath(os.path.join(place, name), folder))
+                paths.append(path)
             else:
-                skipped[suffix] += 1
+                skipped.setdefault(suffix or "without a suffix", []).append(path)
     return ImageFiles(paths, skipped)
 
 
-def describe_skipped(skipped: Mapping[str, int]) -> str:
-    """Say how many files of each suffix were left out; return an empty string if there were none.
+def describe_skipped(skipped: Mapping[str, Sequence[str]], names: int = 3) -> str:
+    """Say what was left out: the number for each reason, and the first names; return an empty string for nothing.
 
     Example:
-        >>> describe_skipped({".txt": 3, ".gif": 12, "": 1})
-        'left out: 12 .gif, 3 .txt, 1 without a suffix'
+        >>> describe_skipped({".txt": ["notes.txt"], ".gif": ["a.gif", "b.gif"], "without a suffix": ["README"]}, 1)
+        'left out: 2 .gif (a.gif, ...), 1 .txt (notes.txt), 1 without a suffix (README)'
     """
-    ordered = sorted(skipped.items(), key=lambda item: (-item[1], item[0]))
-    counts = ", ".join(f"{count} {suffix or 'without a suffix'}" for suffix, count in ordered)
-    return f"left out: {counts}" if counts else ""
+    parts = []
+    for reason, found in sorted(skipped.items(), key=lambda item: (-len(item[1]), item[0])):
+        # A terminal must not obey what a name says.
+        shown = [name if name.isprintable() else ascii(name)[1:-1] for name in found[:names]]
+        more = ["..."] if len(found) > names else []
+        parts.append(f"{len(found)} {reason} ({', '.join([*shown, *more])})")
+    return f"left out: {', '.join(parts)}" if parts else ""
 
 
-def _walk(top: Path) -> Iterator[tuple[str, list[str]]]:
+def _walk(top: Path, on_unreadable: OnUnreadable, skipped: Skipped) -> Iterator[tuple[str, list[str]]]:
     """Yield folders and the names of their files; of a folder and a link to it, the folder is taken."""
 
-    def refuse(error: OSError) -> None:
-        raise error
+    def handle(error: OSError) -> None:
+        if on_unreadable == "stop" or os.path.abspath(error.filename) == os.path.abspath(top):
+            raise error
+        name = f"{os.path.relpath(error.filename, top)}: {error.strerror}"
+        skipped.setdefault("unreadable", []).append(name)
 
     home = top.resolve()
     visited = {str(home), *map(str, home.parents)}
-    for folder, below, files in os.walk(top, followlinks=True, onerror=refuse):
+    for folder, below, files in os.walk(top, followlinks=True, onerror=handle):
         yield folder, files
         inner = sorted((os.path.islink(path := os.path.join(folder, name)), name, path) for name in below)
         below.clear()
@@ -98,6 +116,8 @@ def _walk(top: Path) -> Iterator[tuple[str, list[str]]]:
             if (real := os.path.realpath(path)) not in visited:
                 visited.add(real)
                 below.append(name)
+            else:
+                skipped.setdefault("listed elsewhere", []).append(os.path.relpath(path, top))
 
 
 # One image
@@ -139,27 +159,37 @@ class Preparation(NamedTuple):
         return cls(math.floor(height / config.get("crop_pct", 0.875)), height, interpolation)
 
 
-def require_pillow(purpose: str) -> None:
-    """Raise an error that says what to install, unless Pillow is installed."""
-    if find_spec("PIL") is None:
-        raise ModuleNotFoundError(f"{purpose} needs Pillow: pip install 'ttvd[images]'")
-
-
 def read_image(
     path: str | Path,
     resize: int | None = 256,
     crop: int | None = 224,
     interpolation: Interpolation = "bilinear",
+    *,
+    apply_orientation: bool = False,
+    max_pixels: int = MAX_PIXELS,
 ) -> Tensor:
     """Decode an image file into a float32 tensor (3, h, w) in [0, 1].
 
     The shorter side is resized, then the centre is cut out: the preparation behind published accuracies.
 
+    Args:
+        path: A file of one of the formats in `ttvd.data.decoding.FORMATS`. The first frame of several is taken.
+        resize: Length of the shorter side before cropping; None for no resizing.
+        crop: Side of the square that is cut from the centre; None for no cropping.
+        interpolation: Interpolation of the resizing.
+        apply_orientation: Turn the image upright as its EXIF data say. By default they are ignored, as torchvision and
+            timm ignore them, so that published accuracies are met.
+        max_pixels: Limit on the pixels of the image, before and after resizing.
+
     Raises:
         OSError: The file does not exist or cannot be opened.
-        ValueError: The file is truncated or not an image, or the image is smaller than the crop.
+        ValueError: The file cannot be used: it is truncated or not an image, has pixels of a kind whose scale is
+            unknown, has too many pixels, or is smaller than the crop.
     """
-    return to_floats(read_pixels(path, resize, crop, interpolation))
+    pixels = read_pixels(
+        path, resize, crop, interpolation, apply_orientation=apply_orientation, max_pixels=max_pixels
+    )
+    return to_floats(pixels)
 
 
 def read_pixels(
@@ -167,33 +197,36 @@ def read_pixels(
     resize: int | None = 256,
     crop: int | None = 224,
     interpolation: Interpolation = "bilinear",
+    *,
+    apply_orientation: bool = False,
+    max_pixels: int = MAX_PIXELS,
 ) -> Tensor:
-    """Decode an image file into a uint8 tensor (3, h, w); otherwise like :func:`read_image`."""
-    require_pillow("reading images")
-    from PIL import Image
+    """Decode an image file into a tensor (3, h, w); otherwise like :func:`read_image`.
 
-    if not stat.S_ISREG(os.stat(path).st_mode):  # opening a pipe would wait for ever
-        raise ValueError(f"{path} cannot be used as a picture: it is not a regular file")
-    with open(path, "rb") as file:
-        try:
-            with Image.open(file) as image:
-                pixels = _prepare(image.convert("RGB"), Preparation(resize, crop, interpolation))
-        except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-            raise ValueError(f"{path} cannot be used as a picture: {error}") from error
+    Returns:
+        uint8, or float32 in [0, 1] for gray images with more than 8 bits.
+    """
+    with open_picture(path, max_pixels) as picture:
+        image = decode(picture, apply_orientation=apply_orientation)
+        pixels = _prepare(image, Preparation(resize, crop, interpolation), max_pixels)
     # numpy, because torch would start its own threads for an image of this size in every decoding thread.
+    if pixels.ndim == 2:
+        return torch.from_numpy(np.repeat(pixels[None], 3, axis=0))
     return torch.from_numpy(np.ascontiguousarray(pixels.transpose(2, 0, 1)))
 
 
-def read_size(path: str | Path, resize: int | None = None) -> tuple[int, int]:
+def read_size(
+    path: str | Path,
+    resize: int | None = None,
+    *,
+    apply_orientation: bool = False,
+    max_pixels: int = MAX_PIXELS,
+) -> tuple[int, int]:
     """Return the width and the height of an image after resizing; only the header of the file is read."""
-    require_pillow("reading images")
-    from PIL import Image, UnidentifiedImageError
-
-    try:
-        with Image.open(path) as image:
-            return _fit(image.size, resize)
-    except (UnidentifiedImageError, SyntaxError, Image.DecompressionBombError) as error:
-        raise ValueError(f"{path} cannot be used as a picture: {error}") from error
+    with open_picture(path, max_pixels) as picture:
+        width, height = picture.size
+        turned = apply_orientation and is_turned(picture)
+    return _fit((height, width) if turned else (width, height), resize)
 
 
 def to_floats(pixels: Tensor) -> Tensor:
@@ -209,25 +242,39 @@ def to_floats(pixels: Tensor) -> Tensor:
     return pixels.float().div_(torch.full((), 255.0, device=pixels.device))
 
 
+def stack_images(images: Sequence[Tensor], *, pin_memory: bool = False) -> Tensor:
+    """Stack images of one shape: as uint8 if all of them are, else as float32 in [0, 1]."""
+    if len(shapes := {tuple(image.shape) for image in images}) > 1:
+        raise ValueError(
+            f"the images of a batch have different shapes (c, h, w): {sorted(shapes)[:3]}; resize and crop them"
+        )
+    if any(image.dtype != torch.uint8 for image in images):
+        images = [to_floats(image) for image in images]
+    shape = (len(images), *images[0].shape)
+    return torch.stack(list(images), out=torch.empty(shape, dtype=images[0].dtype, pin_memory=pin_memory))
+
+
 def _fit(size: tuple[int, int], resize: int | None) -> tuple[int, int]:
     width, height = size
     short = min(size)
     return size if resize in (None, short) else (resize * width // short, resize * height // short)
 
 
-def _prepare(image: Any, how: Preparation) -> Any:
+def _prepare(image: Any, how: Preparation, max_pixels: int) -> Any:
     from PIL import Image
 
     crop = how.crop
     width, height = _fit(image.size, how.resize)
     if (width, height) != image.size:
+        check_pixels(width, height, max_pixels, "resized, it")  # a narrow strip can become huge
         image = image.resize((width, height), Image.Resampling[how.interpolation.upper()])
     if crop is not None and (width, height) != (crop, crop):
         if min(width, height) < crop:
             raise ValueError(f"it has {width} x {height} pixels, too few for a crop of {crop}; resize first")
         left, top = round((width - crop) / 2), round((height - crop) / 2)
         image = image.crop((left, top, left + crop, top + crop))
-    return np.array(image)
+    pixels = np.array(image)
+    return pixels.clip(0, 1) if image.mode == "F" else pixels  # bicubic interpolation overshoots
 
 
 # Batches
@@ -237,7 +284,7 @@ class ImageReader(Protocol):
     """Images that are read one at a time, such as an `ImageFolder`; several threads read at once."""
 
     def pixels(self, position: int) -> Tensor:
-        """Read one image as uint8 (c, h, w)."""
+        """Read one image of shape (c, h, w): uint8, or float32 in [0, 1]."""
 
 
 Request = tuple[ImageReader, Tensor]
@@ -319,7 +366,8 @@ def load_batches(
     """Yield batches of images, and leave out or refuse those that cannot be used.
 
     An image cannot be used if it cannot be decoded, holds values that are not finite, or has another shape than the
-    others.
+    others. The shape is known before images are read ahead, so that one of another shape is dropped as soon as it is
+    read: no more than `ahead` + 1 batches of images of that shape are kept.
 
     Args:
         read: Reads an image by its position, such as `ImageFolder.pixels`.
@@ -433,7 +481,10 @@ def _prefetch(
 def _load_batches(
     read: ReadImage, positions: Iterator[int], size: int, collate: _Collate, workers: int, ahead: int
 ) -> Generator[Batch, None, None]:
-    requests = ((read, batch) for batch in iter(lambda: list(islice(positions, size)), []))
+    positions = chain(collate.find_shape(read, positions), positions)
+    requests = (
+        (partial(collate.read, read), batch) for batch in iter(lambda: list(islice(positions, size)), [])
+    )
     with _ReadAhead(requests, workers, ahead) as reading:
         reading.request(ahead)
         while reading.waiting:
@@ -455,25 +506,50 @@ class _Collate:
         unreadable: list[tuple[int, str]] = []
         for position, waiting in zip(positions, pending, strict=True):
             try:
-                images[position] = self._check(waiting.result())
-            except (ValueError, OSError) as error:
+                images[position] = waiting.result()
+            except ValueError as error:
                 if self._on_unreadable == "stop":
                     name = f"image {position}" if self._names is None else self._names[position]
                     raise ValueError(
                         f"{name}: {error} (on_unreadable='skip' or --unreadable skip leaves such images out)"
                     ) from error
                 unreadable.append((position, str(error)))
-        stacked = to_floats(torch.stack(list(images.values()))) if images else None
+        stacked = to_floats(stack_images(list(images.values()))) if images else None
         return Batch(list(images), stacked, unreadable)
+
+    def find_shape(self, read: ReadImage, positions: Iterator[int]) -> list[int]:
+        """Read images until one can be used, and expect its shape from now on; return the positions that were drawn."""
+        drawn: list[int] = []
+        for position in positions if self._shape is None else ():
+            drawn.append(position)
+            try:
+                self._shape = tuple(self.read(read, position).shape)
+            except ValueError:
+                if self._on_unreadable == "skip":
+                    continue
+            break
+        return drawn
+
+    def read(self, read: ReadImage, position: int) -> Tensor:
+        """Read an image in whatever thread this is, and check it."""
+        try:
+            return self._check(read(position))
+        except (ValueError, OSError) as error:
+            reason = str(error)
+        # Outside of the handler, so that an error that waits for its turn keeps no pixels alive by its traceback.
+        raise ValueError(reason)
 
     def _check(self, image: Tensor) -> Tensor:
         shape = tuple(image.shape)
+        if len(shape) != 3 or not (image.is_floating_point() or image.dtype == torch.uint8):
+            raise ValueError(
+                f"it has shape {shape} and type {image.dtype}, expected bytes or floats (c, h, w)"
+            )
         if self._shape is not None and shape != self._shape:
             expected = "expected" if self._given else "the images before it have"
             raise ValueError(f"it has size {shape}, {expected} {self._shape}; resize and crop the images")
         if image.is_floating_point() and not bool(image.isfinite().all()):
             raise ValueError("it holds NaN or infinite values")
-        self._shape = shape
         return image
 
 
@@ -491,7 +567,7 @@ class _Copier:
         self.device = device
 
     def send(self, images: Sequence[Tensor]) -> _Copied:
-        return _Copied(torch.stack(list(images)).to(self.device))
+        return _Copied(stack_images(images).to(self.device))
 
     def receive(self, copied: _Copied) -> Tensor:
         return to_floats(copied.pixels)
@@ -508,9 +584,8 @@ class _CudaCopier(_Copier):
         self._received: deque[torch.cuda.Event] = deque()
 
     def send(self, images: Sequence[Tensor]) -> _Copied:
-        shape = (len(images), *images[0].shape)
         # Pinned memory may be dropped at once: its allocator waits for the copy before it reuses the memory.
-        pinned = torch.stack(list(images), out=torch.empty(shape, dtype=torch.uint8, pin_memory=True))
+        pinned = stack_images(images, pin_memory=True)
         with torch.cuda.stream(self._stream):
             pixels = pinned.to(self.device, non_blocking=True)
             return _Copied(pixels, self._stream.record_event())

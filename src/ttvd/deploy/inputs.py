@@ -1,8 +1,9 @@
 """The images of a stream: a folder, a list of files or an array, in a fixed order."""
 
+import codecs
 import hashlib
-from collections import Counter
-from collections.abc import Generator, Sequence
+import os
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ttvd.data.decoding import MAX_PIXELS, check_pixels
 from ttvd.data.loading import (
     SUFFIXES,
     Batch,
@@ -17,12 +19,13 @@ from ttvd.data.loading import (
     OnUnreadable,
     Preparation,
     ReadImage,
+    describe_skipped,
     list_image_files,
     load_batches,
     read_pixels,
     to_floats,
 )
-from ttvd.data.sets.arrays import read_npy
+from ttvd.data.sets.arrays import check_pixel_type, read_npy
 
 __all__ = ["Batch", "Inputs", "OnUnreadable", "iterate_batches", "open_inputs"]
 
@@ -36,13 +39,14 @@ class Inputs:
         read: Reads an image by its position: uint8, or floating point in [0, 1], of shape (c, h, w).
         identity: Text that tells these images from others: their number, and a digest of their names or, for an array,
             of its shape, its first and its last image.
-        skipped: Number of files of a folder that are not images, by suffix; see `ttvd.data.loading.describe_skipped`.
+        skipped: What was left out of a folder: paths for each reason, such as a suffix.
+            `ttvd.data.loading.describe_skipped` puts it into words.
     """
 
     names: Sequence[str]
     read: ReadImage
     identity: str = ""
-    skipped: Counter[str] = field(default_factory=Counter)
+    skipped: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.names)
@@ -55,36 +59,56 @@ def open_inputs(
     crop: int | None = None,
     interpolation: Interpolation = "bilinear",
     gray: bool = False,
+    apply_orientation: bool = True,
+    max_pixels: int = MAX_PIXELS,
+    on_unreadable: OnUnreadable = "stop",
 ) -> Inputs:
     """Find the images at a path.
 
+    Nothing is left out without being named. The files of a folder that do not have the suffix of an image are in
+    `Inputs.skipped`. All others are images; one that cannot be used (a broken link, an empty file, a pipe) is an error
+    when it is read, see :func:`iterate_batches`.
+
     Args:
-        path: A folder (all image files below it, sorted by path), a ``.txt`` list (one path a line, relative to the
-            list), or an ``.npy`` array (n, c, h, w), (n, h, w, c) or (n, h, w) of bytes or floats in [0, 1].
+        path: A folder (all image files below it, hidden ones too, sorted by path), a ``.txt`` list (UTF-8, one path a
+            line, relative to the list; empty lines are ignored, and a path may come again), or an ``.npy`` array
+            (n, c, h, w), (n, h, w, c) or (n, h, w) of bytes or floats in [0, 1].
         resize: Length of the shorter side of image files before cropping.
         crop: Side of the square that is cut from the centre of image files.
         interpolation: Interpolation of the resizing.
         gray: Convert image files to one channel.
+        apply_orientation: Turn image files upright as their EXIF data say.
+        max_pixels: Limit on the pixels of an image, before and after resizing; one with more cannot be used.
+        on_unreadable: ``"stop"`` raises an error at a folder below ``path`` that cannot be read, ``"skip"`` leaves it
+            out and names it in `Inputs.skipped`.
+
+    Raises:
+        OSError: The path or a folder below it cannot be read.
+        ValueError: The path holds no images, or an array or a list that cannot be used.
     """
-    skipped: Counter[str] = Counter()
-    if path.suffix == ".npy":
-        return _open_array(path)
+    kind = path.suffix.lower()
+    skipped: Mapping[str, Sequence[str]] = {}
     if path.is_dir():
-        found = list_image_files(path)
+        found = list_image_files(path, on_unreadable)
         names, skipped = [str(name) for name in sorted(map(Path, found.paths))], found.skipped
         files = [path / name for name in names]
-    elif path.suffix == ".txt":
-        lines = path.read_text(encoding="utf-8-sig").splitlines()  # a byte order mark is no part of a name
-        names = [line.strip() for line in lines if line.strip()]
+    elif kind == ".npy":
+        return _open_array(path, max_pixels)
+    elif kind == ".txt":
+        names = _read_list(path)
         files = [path.parent / name for name in names]
     else:
-        raise ValueError(f"expected a folder, an .npy array or a .txt list of files, got {path}")
+        missing = "" if path.exists() else ", which does not exist"
+        raise ValueError(f"expected a folder, an .npy array or a .txt list of files, got {path}{missing}")
     if not files:
-        raise ValueError(f"{path} holds no image files ({', '.join(sorted(SUFFIXES))})")
+        left_out = f"; {text}" if (text := describe_skipped(skipped)) else ""
+        raise ValueError(f"{path} holds no image files ({', '.join(sorted(SUFFIXES))}){left_out}")
     how = Preparation(resize, crop, interpolation)
 
     def read(position: int) -> Tensor:
-        pixels = read_pixels(files[position], *how)
+        pixels = read_pixels(
+            files[position], *how, apply_orientation=apply_orientation, max_pixels=max_pixels
+        )
         return _to_gray(to_floats(pixels)) if gray else pixels
 
     return Inputs(names, read, _identify(len(names), *names), skipped)
@@ -125,19 +149,35 @@ def _to_gray(image: Tensor) -> Tensor:
     return (image * torch.tensor([0.299, 0.587, 0.114])[:, None, None]).sum(0, keepdim=True)
 
 
-def _open_array(path: Path) -> Inputs:
+def _read_list(path: Path) -> list[str]:
+    """Read the lines of a list as they are: spaces belong to a name, and so do bytes that are not UTF-8."""
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} is not a regular file" if path.exists() else f"no file {path}")
+    content = path.read_bytes().removeprefix(codecs.BOM_UTF8)
+    if b"\0" in content or content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        raise ValueError(f"{path} is not a text file in UTF-8; save the list in UTF-8, one path a line")
+    lines = (os.fsdecode(line.removesuffix(b"\r")) for line in content.split(b"\n"))
+    return [line for line in lines if line.strip()]
+
+
+def _open_array(path: Path, max_pixels: int) -> Inputs:
     array = read_npy(path)
-    if array.ndim not in (3, 4) or len(array) == 0:
+    if array.ndim not in (3, 4) or array.size == 0:
         raise ValueError(
             f"{path} must hold images (n, c, h, w), (n, h, w, c) or (n, h, w), got {array.shape}"
         )
-    if array.dtype != np.uint8 and not np.issubdtype(array.dtype, np.floating):
-        raise ValueError(f"{path} must hold bytes or floats in [0, 1], got {array.dtype}")
+    check_pixel_type(array.dtype, str(path))
     last = array.ndim == 4 and array.shape[1] not in (1, 3) and array.shape[3] in (1, 3)
+    height, width = array.shape[1:3] if last else array.shape[-2:]
+    check_pixels(width, height, max_pixels, f"an image of {path}")
 
     def read(position: int) -> Tensor:
-        image = torch.from_numpy(np.array(array[position]))
-        image = image if image.dtype == torch.uint8 else image.float()
+        values = array[position]
+        if array.dtype != np.uint8:
+            low, high = float(values.min()), float(values.max())
+            if not 0 <= low <= high <= 1:  # a NaN fails every comparison
+                raise ValueError(f"its values go from {low:g} to {high:g}, expected floats in [0, 1]")
+        image = torch.from_numpy(np.array(values, np.uint8 if array.dtype == np.uint8 else np.float32))
         return image[None] if array.ndim == 3 else image.permute(2, 0, 1) if last else image
 
     ends = (array[0].tobytes().hex(), array[-1].tobytes().hex())

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
-from ttvd.engine.compiling import compile_once, raise_recompile_limit
+from ttvd.engine.compiling import compile_once, is_fusing, raise_recompile_limit
 from ttvd.engine.fast_layers import exchange_layers
 
 Precision = Literal["float32", "bfloat16"]
@@ -81,13 +81,15 @@ def prepare_network(
 
 
 class _CompiledCall:
-    """Calls the compiled forward pass of a module without keeping the module alive."""
+    """Calls the forward pass of a module, compiled in compiled steps, without keeping the module alive."""
 
     def __init__(self, module: nn.Module) -> None:
         self._module = weakref.ref(module)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return compile_once(_call)(self._module(), *args, **kwargs)
+        module, call = self._module(), compile_once(_call) if is_fusing() else _call
+        assert module is not None
+        return call(module, *args, **kwargs)
 
 
 def _call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:

@@ -3,7 +3,7 @@
 import functools
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import ParamSpec, TypeVar
 
 import torch
@@ -78,9 +78,13 @@ def raise_recompile_limit() -> None:
     setattr(config, name, max(getattr(config, name), GRAPHS))
 
 
-def force_eager(compiled: bool) -> AbstractContextManager[object]:
-    """Run ``compiled`` networks as they are written: compiling for a batch shape that comes once does not pay."""
-    return torch.compiler.set_stance("force_eager") if compiled else nullcontext()
+def is_fusing() -> bool:
+    """Whether this thread is inside of a compiled step. Outside of one, networks run as they are written.
+
+    Compiling for a batch shape that comes once does not pay. ``torch.compiler.set_stance`` is not used for this, since
+    it holds for all threads.
+    """
+    return _FUSING.device_type is not None
 
 
 def is_compiler_error(error: BaseException) -> bool:

@@ -5,7 +5,10 @@ import functools
 import gc
 import threading
 import warnings
+from collections import deque
 from collections.abc import Callable, Iterator
+from functools import partial
+from operator import call
 from typing import TypeVar
 
 import torch
@@ -33,8 +36,11 @@ def capturing(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream) -> Iterato
             graph.capture_begin(capture_error_mode="thread_local")
             try:
                 yield
-            finally:
-                graph.capture_end()
+            except BaseException:
+                with contextlib.suppress(RuntimeError):  # the first error tells more
+                    graph.capture_end()
+                raise
+            graph.capture_end()
     finally:
         if collecting:
             gc.enable()
@@ -42,7 +48,7 @@ def capturing(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream) -> Iterato
 
 @contextlib.contextmanager
 def refusing_to_wait() -> Iterator[None]:
-    """Raise an error for work that waits for the device: inside of a recording such an error cannot be mended."""
+    """Raise an error for work that waits for the device. This holds for all threads of the process."""
     mode = torch.cuda.get_sync_debug_mode()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns that the mode does not detect everything
@@ -74,23 +80,25 @@ class CudaRecorder:
         return x.is_cuda
 
     @contextlib.contextmanager
-    def rehearsing(self, device: torch.device, strict: bool) -> Iterator[None]:
-        """Run a step on the stream of recordings; ``strict`` raises an error if it waits for the device."""
+    def rehearsing(self, device: torch.device) -> Iterator[None]:
+        """Run a step on the stream of recordings."""
         stream, current = recording_stream(device), torch.cuda.current_stream(device)
-        waiting = refusing_to_wait() if strict else contextlib.nullcontext()
         with _RECORDING:
             stream.wait_stream(current)
             try:
-                with torch.cuda.stream(stream), waiting:
+                with torch.cuda.stream(stream):
                     yield
             finally:
                 current.wait_stream(stream)
 
-    def record(self, step: Callable[[M], Tensor], adapter: M, device: torch.device) -> Callable[[], Tensor]:
+    def record(
+        self, step: Callable[[M], Tensor], adapter: M, device: torch.device
+    ) -> Callable[[Callable[[], None]], Tensor]:
         """Record a step without running it.
 
         Returns:
-            A function that repeats the step and returns its output, which the next call overwrites.
+            A function that repeats the step and returns its output, which the next call overwrites. It gets a function
+            and calls that together with the step.
 
         Raises:
             RuntimeError: The step cannot be recorded. The memory of the attempt is free again.
@@ -113,7 +121,11 @@ class CudaRecorder:
 class _Replay:
     def __init__(self, graph: torch.cuda.CUDAGraph, out: Tensor) -> None:
         self._graph, self._out = graph, out
+        # The method of the base class is no Python code.
+        self._launch = partial(torch._C._CUDAGraph.replay, graph)
 
-    def __call__(self) -> Tensor:
-        self._graph.replay()
+    def __call__(self, commit: Callable[[], None]) -> Tensor:
+        # Python handles signals between two of its own instructions; here are none between launch and commit.
+        calls: tuple[Callable[[], object], ...] = (self._launch, commit)
+        deque(map(call, calls), maxlen=0)
         return self._out

@@ -1,9 +1,12 @@
 """Many tensors as one vector, so that one kernel replaces one for each of them."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from operator import itemgetter
 
 import torch
 from torch import Tensor
+
+_LARGE = 65536  # elements of a tensor that is better read than copied
 
 
 def flatten(tensors: Sequence[Tensor]) -> Tensor:
@@ -13,7 +16,7 @@ def flatten(tensors: Sequence[Tensor]) -> Tensor:
         >>> flatten([torch.tensor([[1.0, 2.0]]), torch.tensor(3.0)]).tolist()
         [1.0, 2.0, 3.0]
     """
-    return torch.cat([tensor.reshape(-1) for tensor in tensors])
+    return torch.cat([tensor if tensor.ndim == 1 else tensor.reshape(-1) for tensor in tensors])
 
 
 def unflatten(vector: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
@@ -77,22 +80,69 @@ def all_finite(tensor: Tensor) -> Tensor:
         >>> [bool(all_finite(torch.tensor([1.0, value]))) for value in (2.0, -torch.inf, torch.nan)]
         [True, False, False]
     """
-    largest: Tensor = torch.linalg.vector_norm(tensor.detach(), torch.inf)  # NaN if one is
-    return largest < torch.inf
+    return _find_largest(tensor) < torch.inf
 
 
 @torch.no_grad()
-def copy_all(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Copies of tensors; copies of one type and device share a piece of memory."""
-    copies = list(tensors)
-    groups: dict[tuple[torch.dtype, torch.device], list[int]] = {}
-    for i in _by_place(tensors):
-        groups.setdefault((tensors[i].dtype, tensors[i].device), []).append(i)
-    for indices in groups.values():
-        chosen = [tensors[i] for i in indices]
-        for i, copy in zip(indices, unflatten(flatten(find_runs(chosen)), chosen), strict=True):
-            copies[i] = copy
-    return copies
+def find_largest(tensors: Iterable[Tensor]) -> Tensor:
+    """The largest absolute value in tensors of one device, as a scalar tensor; NaN if an element is NaN.
+
+    Tensors of integers are left out.
+
+    Example:
+        >>> find_largest([torch.tensor(1.0), torch.tensor([2.0, -3.0])])
+        tensor(3.)
+    """
+    groups: dict[torch.dtype, list[Tensor]] = {}
+    for tensor in tensors:
+        if tensor.dtype.is_floating_point and tensor.numel():
+            groups.setdefault(tensor.dtype, []).append(tensor)
+    found: list[Tensor] = []
+    for group in groups.values():
+        # Small ones are joined, since each operation costs something.
+        found += [_find_largest(tensor) for tensor in group if tensor.numel() > _LARGE]
+        if small := [tensor for tensor in group if tensor.numel() <= _LARGE]:
+            found.append(_find_largest(flatten(small)))
+    if not found:
+        return torch.zeros(())
+    return found[0] if len(found) == 1 else torch.stack([value.double() for value in found]).amax()
+
+
+def _find_largest(tensor: Tensor) -> Tensor:
+    if tensor.device.type == "cpu" and not torch.compiler.is_compiling():
+        low, high = torch.aminmax(tensor.detach())  # on a CPU many times faster than a norm
+        return torch.maximum(high, -low)
+    largest: Tensor = torch.linalg.vector_norm(tensor.detach(), torch.inf)
+    return largest
+
+
+class Copies:
+    """Copies of tensors of one type and device, in one vector.
+
+    Args:
+        tensors: The tensors.
+        by_runs: Copy neighbours in memory together, so that :func:`keep_where` can put them back together. On a CPU it
+            takes longer to find them than it saves.
+
+    Example:
+        >>> tensor = torch.ones(2)
+        >>> copies = Copies([tensor])
+        >>> tensor.zero_().tolist(), copies.tensors()
+        ([0.0, 0.0], [tensor([1., 1.])])
+    """
+
+    @torch.no_grad()
+    def __init__(self, tensors: list[Tensor], by_runs: bool = False) -> None:
+        self._order = _by_place(tensors) if by_runs else None
+        self._ordered = tensors if self._order is None else [tensors[i] for i in self._order]
+        self._vector = flatten(tensors if self._order is None else find_runs(self._ordered))
+
+    def tensors(self) -> list[Tensor]:
+        """The copies, in the order of the tensors."""
+        copies = unflatten(self._vector, self._ordered)
+        if self._order is None:
+            return copies
+        return [copy for _, copy in sorted(zip(self._order, copies, strict=True), key=itemgetter(0))]
 
 
 def _by_place(tensors: Sequence[Tensor]) -> list[int]:

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 
 from ttvd.engine.acceleration import autocasting
-from ttvd.engine.compiling import force_eager
 from ttvd.engine.state import StatefulModule
 from ttvd.engine.step_runner import StepRunner
 from ttvd.engine.validation import check_inputs, check_logits, checks_values
@@ -20,8 +19,8 @@ Capture = Literal["auto", "never"]
 class SteppedModule(StatefulModule):
     """A module whose steps a :class:`~ttvd.engine.step_runner.StepRunner` runs; see :class:`ttvd.Adapter`."""
 
+    reports = ("kept",)
     dynamic: ClassVar[str | None] = None
-    gated: ClassVar[tuple[str, ...]] = ()
     draws: int = 1
     compiled: bool = False
     validation: Validation
@@ -36,7 +35,8 @@ class SteppedModule(StatefulModule):
         self.register_buffer("kept", torch.ones((), device=device), persistent=False)
         self.register_buffer("finite", torch.ones((), dtype=torch.bool, device=device), persistent=False)
         self.validation = self.capture = "auto"
-        self._seen_batch = self._fits = False
+        self._seen_batch = False
+        self._fits: tuple[int, ...] = ()
         self.runner = StepRunner()
 
     def call_model(self, x: Tensor) -> Tensor:
@@ -97,11 +97,39 @@ class SteppedModule(StatefulModule):
         values = checks_values(self.validation, weight.device.type == "cpu" or not self._seen_batch)
         check_inputs(x, device=weight.device, dtype=weight.dtype, values=values)
         x = x.clone() if x.is_inference() else x
-        if not self._fits:  # a model that returns no logits is refused before anything changes
-            with torch.no_grad(), force_eager(self.compiled):
-                check_logits(self.call_model(x[:2]), len(x[:2]))
-        self._seen_batch = self._fits = True
+        if not self.is_known(x):  # what the model cannot take is refused before anything changes
+            with torch.no_grad():
+                check_logits(self._try_model(x[:2]), len(x[:2]))
+            self._fits = (x.ndim, x.shape[1])
+        self._seen_batch = True
         return x, values
+
+    def is_known(self, x: Tensor) -> bool:
+        """Whether the model has taken a batch with as many dimensions and channels before."""
+        return isinstance(x, Tensor) and x.ndim > 1 and self._fits == (x.ndim, x.shape[1])
+
+    def _try_model(self, x: Tensor) -> Tensor:
+        try:
+            return self.call_model(x)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            reason = str(error).splitlines()[0]
+            raise ValueError(
+                f"the model cannot take inputs of shape {tuple(x.shape[1:])}: {reason}"
+            ) from error
+
+    @property
+    def device(self) -> torch.device:
+        """The device that the model is on."""
+        return self.kept.device
+
+    def require_finite(self, *values: Tensor) -> None:
+        """Let the present step change nothing unless these values are finite. They are looked at when it ends.
+
+        Of logits, pass the largest: one of -inf is a class that cannot be.
+        """
+        self.runner.required += [value.detach() for value in values]
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         super()._apply(fn, recurse)

@@ -5,13 +5,14 @@ changes nothing even with momentum, and a step can be recorded as a CUDA graph. 
 concatenated parameters, so they are saved, moved and reset with the adapter.
 """
 
+import math
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
 from ttvd.engine.compiling import fusible
-from ttvd.engine.flat import all_finite, find_runs, flatten, note_change, unflatten
+from ttvd.engine.flat import find_largest, find_runs, flatten, note_change, unflatten
 
 
 class GatedOptimizer(nn.Module):
@@ -19,8 +20,8 @@ class GatedOptimizer(nn.Module):
 
     def __init__(self, size: int, lr: float, like: Tensor) -> None:
         super().__init__()
-        if not lr >= 0.0:
-            raise ValueError(f"lr must be at least 0, got {lr}")
+        if not 0.0 <= lr < math.inf:
+            raise ValueError(f"lr must be a finite number, at least 0, got {lr}")
         self.lr = lr
         self.size = size
         # Half-precision slots would forget small gradients and turn Adam's first correction into 0 / 0.
@@ -34,27 +35,36 @@ class GatedOptimizer(nn.Module):
         raise NotImplementedError
 
     @torch.no_grad()
-    def step(self, parameters: Sequence[Tensor], gradients: Sequence[Tensor | None], gate: Tensor) -> None:
-        """Move the parameters in place if ``gate``, a scalar, is above 0 and every gradient is finite."""
+    def step(self, parameters: Sequence[Tensor], gradients: Sequence[Tensor | None], gate: Tensor) -> Tensor:
+        """Move the parameters in place if ``gate``, a scalar, is above 0 and every gradient is finite.
+
+        Returns:
+            The largest absolute value of the gradients, a scalar; NaN if one is NaN.
+        """
         pieces = [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, gradients, strict=True)]
         gradient = flatten(pieces).to(next(self.buffers()).dtype)
-        move = self._apply_gate(gradient, gate)
+        move, largest = self._apply_gate(gradient, gate)
         # One kernel for all parameters; a loop would launch one for each.
         runs = find_runs(parameters)
         torch._foreach_sub_(runs, unflatten(move, runs), alpha=self.lr)
         note_change(parameters, runs)
         # Autocast keeps half-precision copies of weights until its block ends; these are outdated now.
         torch.clear_autocast_cache()
+        return largest
 
     @fusible()
-    def _apply_gate(self, gradient: Tensor, gate: Tensor) -> Tensor:
-        """The step to subtract, before the learning rate: zeros where the gate is closed; slots move with it."""
-        open_ = (gate > 0) & all_finite(gradient)
+    def _apply_gate(self, gradient: Tensor, gate: Tensor) -> tuple[Tensor, Tensor]:
+        """The step to subtract, before the learning rate, and the largest absolute value of the gradient.
+
+        The step is zero where the gate is closed; slots move with it.
+        """
+        largest = find_largest([gradient])
+        open_ = (gate > 0) & (largest < torch.inf)
         step, slots = self.direction(gradient)
         for name, new in slots.items():
             slot = self.get_buffer(name)
             slot.copy_(torch.where(open_, new, slot))
-        return torch.where(open_, step, 0.0)
+        return torch.where(open_, step, 0.0), largest
 
 
 class GatedSGD(GatedOptimizer):

@@ -1,12 +1,14 @@
 """The state of an adapter: everything that changes along a stream, and how it is saved, restored and reset."""
 
 from collections.abc import Callable, Mapping
+from itertools import repeat
 from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
 
 from ttvd.engine.flat import keep_where, lay_together
+from ttvd.engine.transaction import Kind, Layout, LoggedBuffers, Place, StepLock, Transaction, find_parts
 
 State = dict[str, Tensor]
 
@@ -21,44 +23,86 @@ class StatefulModule(nn.Module):
     Attributes:
         networks: Names of the submodules that are copies of the user's model. Of their buffers, only running
             averages that follow the stream belong to the state.
+        reports: Names of the buffers outside of the state that tell what the last step did. A step that fails leaves
+            them too as they were.
     """
 
     networks: ClassVar[tuple[str, ...]] = ("model",)
+    reports: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self) -> None:
         super().__init__()
         self._initial: State | None = None
+        self.lock = StepLock()
+        self._layout = Layout()
         self._running_averages: set[str] = set()
-        self.register_state_dict_post_hook(_drop_frozen)  # type: ignore[no-untyped-call]
-        self.register_load_state_dict_pre_hook(_add_frozen)  # type: ignore[no-untyped-call]
+        self.register_state_dict_post_hook(_copy_changing)  # type: ignore[no-untyped-call]
 
     def changing(self) -> State:
-        """The tensors that may change, by name; not copies."""
-        parameters = {name: p.data for name, p in self.named_parameters() if p.requires_grad}
-        not_saved = {
-            f"{prefix}.{name}" if prefix else name
-            for prefix, module in self.named_modules()
-            for name in module._non_persistent_buffers_set
-        }
-        buffers = {
-            name: buffer
-            for name, buffer in self.named_buffers()
-            if name in self._running_averages
-            or not (name in not_saved or name.split(".")[0] in self.networks)
-        }
-        return parameters | buffers
+        """The parameters and buffers that may change, by name; not copies."""
+        places = self.find_layout(find_parts(self)).places
+        return {place.name: place.tensor for place in places if place.kind != "report"}
+
+    def find_layout(self, parts: list[nn.Module]) -> Layout:
+        """Where the tensors are that may change; ``parts`` are the module and everything inside of it."""
+        if not self._layout.fits(parts):
+            self._layout.set(parts, self.find_places())
+        return self._layout
+
+    def find_places(self) -> list[Place]:
+        """Search for the places of parameters, then of buffers, that may change."""
+        parameters: list[Place] = []
+        buffers: list[Place] = []
+        seen: set[Tensor] = set()
+        for prefix, module in self.named_modules():
+            start = f"{prefix}." if prefix else ""
+            for key, parameter in module._parameters.items():
+                if parameter is not None and parameter.requires_grad and parameter not in seen:
+                    seen.add(parameter)
+                    parameters.append(Place(start + key, module._parameters, key, "state"))
+            for key, buffer in module._buffers.items():
+                kind = self._classify(prefix, module, key)
+                if buffer is not None and kind is not None and buffer not in seen:
+                    seen.add(buffer)
+                    buffers.append(Place(start + key, module._buffers, key, kind))
+        return parameters + buffers
+
+    def _classify(self, prefix: str, module: nn.Module, key: str) -> Kind | None:
+        """The kind of a buffer; None for one that does not change."""
+        name = f"{prefix}.{key}" if prefix else key
+        inside = prefix.partition(".")[0] in self.networks
+        if isinstance(module, StatefulModule) and key in module.reports:
+            return "report"
+        if (inside or key in module._non_persistent_buffers_set) and name not in self._running_averages:
+            return None
+        if isinstance(module, LoggedBuffers) and key in module.logged:
+            return "log"
+        return "host" if getattr(module, "on_host", False) else "state"
+
+    @property
+    def device(self) -> torch.device:
+        """The device that the module computes on."""
+        return next(self.parameters()).device
 
     def snapshot(self) -> State:
-        """A copy of everything that may change."""
-        return {name: tensor.detach().clone() for name, tensor in self.changing().items()}
+        """A copy of everything that may change. Another thread may run a step meanwhile: it has not happened yet."""
+        return self.lock.read(self, _copy_state)
 
-    @torch.no_grad()
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Go back to a :meth:`snapshot`."""
         self.keep_initial()
-        with torch.inference_mode(False):
+        self.lock.change(self, lambda: self._write(state))
+
+    def _write(self, state: Mapping[str, Tensor]) -> None:
+        with torch.inference_mode(False), torch.no_grad():
+            self._remember_memories()
             for name, tensor in self.changing().items():
                 tensor.copy_(state[name])
+
+    def _remember_memories(self) -> None:
+        for part in find_parts(self):
+            if isinstance(part, LoggedBuffers):
+                part.remember_all()
 
     def reset(self) -> None:
         """Go back to the state at construction: weights, optimizer, memories, averages."""
@@ -70,6 +114,7 @@ class StatefulModule(nn.Module):
         """Go back to the state at construction if ``condition``, a scalar, is true; nothing waits for the device."""
         self.keep_initial()
         assert self._initial is not None
+        self._remember_memories()
         state = self.changing()
         keep_where(~condition, list(state.values()), [self._initial[name] for name in state])
 
@@ -77,15 +122,47 @@ class StatefulModule(nn.Module):
         """Copy the initial state, the first time that it is about to change."""
         if self._initial is None:
             with torch.inference_mode(False):
-                self._initial = self.snapshot()
+                self._initial = _copy_state(self)
 
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
     ) -> Any:
-        """Copy the state of another adapter of the same method and model; always strict."""
-        check_state(self, state_dict)
-        self.restore(state_dict)
+        """Copy the state of another adapter of the same method and model; always strict.
+
+        Raises:
+            ValueError: An entry is missing, unknown, not finite, or of another shape or type. Nothing has changed.
+        """
+        self.keep_initial()
+
+        def write() -> None:
+            state = self.fit_state(state_dict)
+            check_state(self, state)
+            self._write(state)
+
+        self.lock.change(self, write)
         return torch.nn.modules.module._IncompatibleKeys([], [])
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        """As a part of a larger module that is loaded: add the frozen weights, which are not saved."""
+        self.keep_initial()
+        for name, part in self.named_modules(prefix=prefix.removesuffix(".")):
+            own: dict[str, Tensor] = {}
+            part._save_to_state_dict(own, f"{name}." if name else "", keep_vars=True)
+            for key, tensor in own.items():
+                state_dict.setdefault(key, tensor)
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+    def fit_state(self, state: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Make room for a state that is about to be loaded, where shapes depend on the stream; return what fits."""
+        return state
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Copy or pickle a copy, so that a step in another thread cannot change it on the way."""
+        found = self.lock.read(self, _copy_module)
+        reduced: Any = object.__reduce_ex__(found, protocol)
+        new, args, state, *_ = reduced
+        # Hooks refer to the copy weakly. An iterator of no items holds it until its attributes are copied.
+        return new, args, state, None, repeat(found, 0)
 
     def requires_grad_(self, requires_grad: bool = True) -> Self:
         """Do nothing: which parameters adapt is decided at construction."""
@@ -98,26 +175,45 @@ class StatefulModule(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self._layout.clear()
         if self._initial is not None:
             self._initial = {name: fn(tensor) for name, tensor in self._initial.items()}
         return self
 
 
+def _copy_state(module: StatefulModule) -> State:
+    return {name: tensor.detach().clone() for name, tensor in module.changing().items()}
+
+
+def _copy_module(module: StatefulModule) -> StatefulModule:
+    found: StatefulModule = Transaction(module).view(module)
+    return found
+
+
 def check_state(module: StatefulModule, state: Mapping[str, Any]) -> None:
-    """Refuse a state of another method, of another model, or with parameters that are not finite."""
+    """Refuse a state of another method or model, of other types, or with values that are not finite."""
     own = module.changing()
-    wrong = sorted(set(own) ^ set(state)) + [
-        name for name, tensor in own.items() if name in state and state[name].shape != tensor.shape
-    ]
+    wrong = dict.fromkeys(own.keys() - state.keys(), "is missing")
+    wrong |= dict.fromkeys(state.keys() - own.keys(), "is unknown")
+    wrong |= {name: f for name in own.keys() & state.keys() if (f := _find_fault(own[name], state[name]))}
     if wrong:
+        first = min(wrong)
         raise ValueError(
-            f"this state is not one of a {type(module).__name__} on this model: {len(wrong)} entries are missing, "
-            f"unknown or of another shape, the first is {wrong[0]!r}. Build the adapter with the same model, "
-            "method and parameters as the one that was saved."
+            f"this state is not one of a {type(module).__name__} on this model: {first!r} {wrong[first]}, "
+            f"{len(wrong)} entries are wrong in all. Build the adapter with the same model, method and parameters "
+            "as the one that was saved."
         )
-    for name, parameter in module.named_parameters():
-        if parameter.requires_grad and name in own and not bool(state[name].isfinite().all()):
+    for name, tensor in own.items():
+        if tensor.is_floating_point() and not bool(state[name].isfinite().all()):
             raise ValueError(f"this state holds NaN or infinite values in {name!r}: it cannot be continued")
+
+
+def _find_fault(own: Tensor, given: object) -> str | None:
+    if not isinstance(given, Tensor):
+        return f"is no tensor but a {type(given).__name__}"
+    if given.shape != own.shape:
+        return f"has shape {tuple(given.shape)} and not {tuple(own.shape)}"
+    return None if given.dtype == own.dtype else f"has type {given.dtype} and not {own.dtype}"
 
 
 def lay_out(module: StatefulModule) -> bool:
@@ -134,23 +230,9 @@ def lay_out(module: StatefulModule) -> bool:
     )
 
 
-def _drop_frozen(module: StatefulModule, state: dict[str, Any], prefix: str, _: Any) -> None:
-    """Remove the entries that never change from the result of ``state_dict``."""
-    for key in set(state) - {prefix + name for name in module.changing()}:
-        if key.startswith(prefix):
-            del state[key]
-    for key, tensor in state.items():
-        # A view into shared memory would be pickled together with all of its neighbours.
-        own = isinstance(tensor, Tensor) and not tensor.requires_grad and key.startswith(prefix)
-        if own and tensor.untyped_storage().nbytes() > tensor.nbytes:
-            state[key] = tensor.clone()
-
-
-def _add_frozen(module: StatefulModule, state: dict[str, Any], prefix: str, *_: Any) -> None:
-    """Hook for a state that is loaded as a part of a larger module: add the frozen weights, which are not saved."""
-    module.keep_initial()
-    for module_prefix, part in module.named_modules(prefix=prefix.removesuffix(".")):
-        own: dict[str, Tensor] = {}
-        part._save_to_state_dict(own, f"{module_prefix}." if module_prefix else "", keep_vars=True)
-        for name, tensor in own.items():
-            state.setdefault(name, tensor)
+def _copy_changing(module: StatefulModule, state: dict[str, Any], prefix: str, _: Any) -> None:
+    """Make the result of ``state_dict`` a copy of what may change, and of nothing else."""
+    own = {prefix + name: tensor for name, tensor in module.snapshot().items()}
+    for key in [key for key in state if key.startswith(prefix) and key not in own]:
+        del state[key]
+    state |= own

@@ -9,18 +9,18 @@ from __future__ import annotations
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
-from types import TracebackType
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from ttvd.engine.compiling import force_eager, fusing, is_compiler_error
+from ttvd.engine.compiling import fusing, is_compiler_error
 from ttvd.engine.cuda_graphs import CudaRecorder
-from ttvd.engine.flat import all_finite, copy_all, keep_where
+from ttvd.engine.flat import all_finite, find_largest
 from ttvd.engine.graph_guard import GraphGuard, has_hooks
 from ttvd.engine.state import lay_out
+from ttvd.engine.transaction import Renewed, Transaction
 
 if TYPE_CHECKING:
     from ttvd.engine.module import SteppedModule
@@ -29,9 +29,7 @@ Key = tuple[torch.Size, torch.dtype, Hashable]
 
 SHAPES, BRANCHES = 4, 16
 """How many batch shapes are remembered, and how many branches of each; the least recently used are dropped."""
-_WARM_UPS = (
-    2  # libraries and compilers choose their kernels in the first, the second must not wait for the device
-)
+_WARM_UPS = 2  # libraries and compilers choose their kernels in the first
 
 
 class StepInputs(NamedTuple):
@@ -77,16 +75,19 @@ class Recorder(Protocol):
     def can_record(self, x: Tensor) -> bool:
         """Whether steps on such a batch can be recorded."""
 
-    def rehearsing(self, device: torch.device, strict: bool) -> AbstractContextManager[None]:
-        """Run a step before its recording; ``strict`` raises an error if it waits for the device."""
+    def rehearsing(self, device: torch.device) -> AbstractContextManager[None]:
+        """Run a step before its recording."""
 
     def record(
         self, step: Callable[[SteppedModule], Tensor], adapter: SteppedModule, device: torch.device
-    ) -> Callable[[], Tensor]:
-        """A function that repeats the step and returns its output; it must hold no reference to the adapter."""
+    ) -> Callable[[Callable[[], None]], Tensor]:
+        """A function that repeats the step and returns its output; it must hold no reference to the adapter.
+
+        It gets a function, and calls that together with the step, so that no interrupt comes between the two.
+        """
 
 
-class StepRunner:
+class StepRunner(Renewed):
     """Runs the steps of one adapter: the first step of each batch shape eagerly, later ones recorded.
 
     So a short last batch never costs a recording. Recordings are dropped when anything that the step depends on
@@ -98,6 +99,7 @@ class StepRunner:
     Attributes:
         obstacle: Why steps are not recorded; None as long as nothing is known against it.
         uncompiled: Whether the compiler has failed, so that networks run as they are written.
+        required: Values that must be finite, or the present step changes nothing.
     """
 
     recorder: ClassVar[Recorder] = CudaRecorder()
@@ -105,6 +107,7 @@ class StepRunner:
     def __init__(self) -> None:
         self.obstacle: str | None = None
         self.uncompiled = False
+        self.required: list[Tensor] = []
         self._out_of_memory = False
         self.forget()
 
@@ -119,25 +122,16 @@ class StepRunner:
         self._compiled: set[Key] = set()
         self._steps: OrderedDict[Key, CapturedStep | None] = OrderedDict()
 
-    def run(self, adapter: SteppedModule, x: Tensor, checked: bool) -> Tensor:
-        """Run one step on a batch; ``checked`` means that its values are known to be finite."""
-        inputs = StepInputs.draw(adapter, x)
-        tracked = adapter.compiled or self._records(adapter, x)
-        if tracked:
-            self._check_guard(adapter, x.device.type)
-        seen = tracked and inputs.key in self._steps
-        with _Attempt(self, adapter, inputs.key, compiled=seen and adapter.compiled and not self.uncompiled):
-            if seen and (captured := self._find_captured(adapter, inputs)) is not None:
-                return captured.replay(inputs)
-            with undoing(adapter, x, checked) as batch:
-                out = adapter.adapt(batch, *inputs.to_device().arguments()).detach()
-            if tracked and not seen:
-                self._check_guard(adapter, x.device.type)  # a first step may settle attributes
-                self._insert(inputs.key, None)
-            return out
-        # The compiler failed, and the state is what it was before.
-        with force_eager(True), undoing(adapter, x, checked) as batch:
-            return adapter.adapt(batch, *inputs.to_device().arguments()).detach()
+    def run(self, adapter: SteppedModule, x: Tensor) -> Tensor:
+        """Run one step on a batch, as a transaction."""
+        call = _Call(self, adapter, x)
+        return adapter.lock.step(adapter, call.begin, call.finish)
+
+    def run_within(self, adapter: SteppedModule, x: Tensor, transaction: Transaction) -> Tensor:
+        """Run one step on a batch, as a part of a transaction."""
+        call = _Call(self, adapter, x)
+        out = call.begin(transaction, lambda: None)
+        return call.execute(transaction) if out is None else out
 
     def captured_steps(self) -> list[CapturedStep]:
         """The recordings at hand."""
@@ -174,60 +168,107 @@ class StepRunner:
     def _record(self, adapter: SteppedModule, inputs: StepInputs) -> CapturedStep | None:
         self.obstacle = find_obstacle(adapter, inputs.x.device)
         if self.obstacle is None:
-            before = adapter.snapshot()
             try:
                 return CapturedStep(adapter, inputs, self.recorder)
             except RuntimeError as error:
                 if is_compiler_error(error):
                     raise  # this says nothing about recordings
-                self.obstacle = str(error).splitlines()[0]
+                self.obstacle = _explain(error)
                 self._out_of_memory = isinstance(error, torch.OutOfMemoryError)
-                adapter.restore(before)
         _warn_once(
             f"{type(adapter).__name__} runs its steps one kernel at a time, not as CUDA graphs: {self.obstacle}. "
             "adapter.capture = 'never' says that this is meant."
         )
         return None
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> StepRunner:
-        return StepRunner()
 
-    def __reduce__(self) -> tuple[type[StepRunner], tuple[()]]:
-        return StepRunner, ()
+class _Call:
+    """One step of an adapter on one batch, in the parts that :meth:`~ttvd.engine.transaction.StepLock.step` runs.
 
+    Args:
+        runner: Runs the steps of the adapter.
+        adapter: The adapter.
+        x: The batch.
+    """
 
-class _Attempt:
-    """Runs a step compiled, or eagerly; an error of the compiler is caught and the state restored."""
+    inputs: StepInputs
+    checked: bool
+    tracked: bool
 
-    def __init__(self, runner: StepRunner, adapter: SteppedModule, key: Key, compiled: bool) -> None:
-        self._runner, self._adapter, self._key, self._compiled = runner, adapter, key, compiled
-        self._before = adapter.snapshot() if compiled and key not in runner._compiled else None
+    def __init__(self, runner: StepRunner, adapter: SteppedModule, x: Tensor) -> None:
+        self._runner, self._adapter, self._x = runner, adapter, x
 
-    def __enter__(self) -> None:
-        self._modes = ExitStack()
-        self._modes.enter_context(force_eager(self._adapter.compiled and not self._compiled))
-        self._modes.enter_context(fusing(self._adapter.kept.device.type if self._compiled else None))
+    def begin(self, transaction: Transaction, commit: Callable[[], None]) -> Tensor | None:
+        """Check the batch, draw the random numbers, and launch the step if it is recorded.
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool:
-        self._modes.close()
-        if self._before is None:
-            return False
-        if error is None:
-            if self._adapter.dynamic is None:  # else the next step may have other sizes, to be compiled anew
-                self._runner._compiled.add(self._key)
-            return False
-        if not is_compiler_error(error):
-            return False
-        self._adapter.restore(self._before)
+        Args:
+            transaction: The transaction that the step is a part of.
+            commit: Ends the transaction. A recorded step calls it in the same moment as it is launched.
+        """
+        adapter, runner = self._adapter, self._runner
+        adapter.keep_initial()
+        if not adapter.is_known(self._x):
+            transaction.save()  # the check runs the model
+        x, self.checked = adapter.validate(self._x)
+        self.inputs = StepInputs.draw(adapter, x)
+        self.tracked = adapter.compiled or runner._records(adapter, x)
+        if self.tracked:
+            runner._check_guard(adapter, x.device.type)
+        captured = runner._steps.get(self.inputs.key) if self.tracked else None
+        if captured is None or adapter.validation == "always":
+            return None
+        runner._insert(self.inputs.key, captured)
+        return captured.replay(self.inputs, commit)
+
+    def finish(self, transaction: Transaction) -> Tensor:
+        """Run the step; if a value was not finite, it has changed nothing."""
+        out = self.execute(transaction)
+        settle(self._adapter, transaction, wait=can_wait(self._adapter))
+        return out
+
+    def execute(self, transaction: Transaction) -> Tensor:
+        """Run the step, compiled if that is asked for and works."""
+        adapter, runner, key = self._adapter, self._runner, self.inputs.key
+        seen = self.tracked and key in runner._steps
+        if seen and adapter.compiled and not runner.uncompiled:
+            try:
+                with fusing(adapter.device.type):
+                    return self._execute_seen(transaction)
+            except Exception as error:
+                if not is_compiler_error(error):
+                    raise
+                self._give_up_compiling(error, transaction)
+        with fusing(None):
+            if seen:
+                return self._execute_seen(transaction)
+            out = self._execute_eager(transaction)
+        if self.tracked:
+            runner._check_guard(adapter, self.inputs.x.device.type)  # a first step may settle attributes
+            runner._insert(key, None)
+        return out
+
+    def _execute_seen(self, transaction: Transaction) -> Tensor:
+        captured = self._runner._find_captured(self._adapter, self.inputs)
+        return (
+            self._execute_eager(transaction)
+            if captured is None
+            else captured.replay(self.inputs, lambda: None)
+        )
+
+    def _execute_eager(self, transaction: Transaction) -> Tensor:
+        x, arguments = self.inputs.x, self.inputs.to_device().arguments()
+        return run_gated(self._adapter, transaction, x, arguments, checked=self.checked)
+
+    def _give_up_compiling(self, error: Exception, transaction: Transaction) -> None:
+        """Go on without the compiler, from the state before the step."""
+        transaction.roll_back()
+        self.inputs = StepInputs.draw(self._adapter, self.inputs.x)  # the same numbers again
         self._runner.uncompiled = True
         reason = " ".join(str(error).split("\n\n")[0].split())
         warnings.warn(
             f"{type(self._adapter).__name__} runs as it is written, not compiled: torch.compile failed: {reason}",
-            stacklevel=3,
+            stacklevel=7,
         )
-        return True
 
 
 class CapturedStep:
@@ -248,65 +289,100 @@ class CapturedStep:
         self._inputs = static = inputs._replace(x=x.clone(), random=random)
 
         def step(module: SteppedModule) -> Tensor:
-            with undoing(module, static.x, checked=False) as batch:
-                return module.adapt(batch, *static.arguments()).detach()
+            transaction = Transaction(module)
+            transaction.save()
+            out = run_gated(module, transaction, static.x, static.arguments(), checked=False)
+            settle(module, transaction, wait=False)
+            return out
 
         with _rehearsal(adapter, x.device):
-            for count in range(_WARM_UPS):
-                with recorder.rehearsing(x.device, strict=count == _WARM_UPS - 1):
+            for _ in range(_WARM_UPS):
+                with recorder.rehearsing(x.device):
                     step(adapter)
-        self._replay = recorder.record(step, adapter, x.device)
+        with _rehearsal(adapter, x.device) as transaction:
+            try:
+                self._replay = recorder.record(step, adapter, x.device)
+            finally:
+                transaction.drop_logs()
 
-    def replay(self, inputs: StepInputs) -> Tensor:
-        """Run the step on other inputs; the output has memory of its own."""
+    def replay(self, inputs: StepInputs, commit: Callable[[], None]) -> Tensor:
+        """Run the step on other inputs; the output has memory of its own.
+
+        Args:
+            inputs: The inputs.
+            commit: Called in the same moment as the step is launched.
+        """
         self._inputs.x.copy_(inputs.x)
         for place, tensor in zip(self._inputs.random, inputs.random, strict=True):
             place.copy_(_pin(tensor, place.device), non_blocking=True)
-        return self._replay().clone()
+        return self._replay(commit).clone()
 
 
 @contextmanager
-def _rehearsal(adapter: SteppedModule, device: torch.device) -> Iterator[None]:
+def _rehearsal(adapter: SteppedModule, device: torch.device) -> Iterator[Transaction]:
     """Undo the steps inside, and refuse those that change attributes or tensors of the host."""
-    before, kept = adapter.snapshot(), adapter.kept.clone()
+    transaction = Transaction(adapter)
+    transaction.save()
     guard = GraphGuard(adapter, device.type, ignore=("runner",))
-    attributes = [(vars(module), dict(vars(module))) for module in adapter.modules()]
     hosted = _find_hosted(adapter)
-    on_host = [(t, before[name]) for name, t in adapter.changing().items() if name.split(".")[0] in hosted]
+    on_host = [(t, t.clone()) for name, t in adapter.changing().items() if name.split(".")[0] in hosted]
     try:
-        yield
+        yield transaction
     finally:
         moved = any(not torch.equal(tensor, old) for tensor, old in on_host)
-        adapter.restore(before)
-        adapter.kept.copy_(kept)
         changed = not guard.is_valid()
-        for own, old in attributes:
-            own.update(old)
+        transaction.roll_back()
     if changed:
         raise RuntimeError("its step changes attributes that are not tensors")
     if moved:
         raise RuntimeError("its step changes a part of its state that is kept on the host")
 
 
-@contextmanager
-def undoing(adapter: SteppedModule, x: Tensor, checked: bool) -> Iterator[Tensor]:
-    """Yield the batch for a step; a batch that is not finite changes nothing.
+def run_gated(
+    adapter: SteppedModule, transaction: Transaction, x: Tensor, arguments: tuple[Any, ...], *, checked: bool
+) -> Tensor:
+    """Run a step, and let ``adapter.finite`` tell whether all values were finite; nothing waits for the device.
 
-    Nothing waits for the device: values that are not finite count as 0, and afterwards the state is put back by a
-    mask. A batch that was ``checked`` is known to be finite.
+    Args:
+        adapter: The adapter.
+        transaction: The transaction that the step is a part of.
+        x: The batch. Values that are not finite count as 0, so that the step does not depend on them.
+        arguments: Further arguments of ``adapt``.
+        checked: Whether the values of the batch are known to be finite.
     """
     adapter.kept.fill_(1.0)
+    adapter.runner.required = []
     if checked:
         adapter.finite.fill_(True)
-        yield x
-        return
-    adapter.finite.copy_(all_finite(x))
-    state = [t for name, t in adapter.changing().items() if name.split(".")[0] not in adapter.gated]
-    before = copy_all(state)
-    yield x.nan_to_num(0.0, 0.0, 0.0)
-    state = [t for name, t in adapter.changing().items() if name.split(".")[0] not in adapter.gated]
-    keep_where(adapter.finite, state, before)
+    else:
+        adapter.finite.copy_(all_finite(x))
+        x = x.nan_to_num(0.0, 0.0, 0.0)
+    out = adapter.adapt(x, *arguments).detach()
+    adapter.require_finite(out.amax(), *transaction.changed_tensors(out.device))
+    adapter.finite.logical_and_(find_largest(adapter.runner.required) < torch.inf)
+    adapter.runner.required = []
+    return out
+
+
+def settle(adapter: SteppedModule, transaction: Transaction, *, wait: bool) -> None:
+    """Undo a step in which a value was not finite.
+
+    Args:
+        adapter: The adapter, after :func:`run_gated`.
+        transaction: The state before the step.
+        wait: Wait for the device to learn whether all was finite. Otherwise the tensors on the device are put back by
+            a mask, and what is on the host, such as a random generator, moves on.
+    """
+    if not wait:
+        transaction.keep_where(adapter.finite)
+    elif not bool(adapter.finite):
+        transaction.roll_back()
     adapter.kept.mul_(adapter.finite)
+
+
+def can_wait(adapter: SteppedModule) -> bool:
+    """Whether a step may wait for its end: on a CPU that takes no time, and ``validation="always"`` asks for it."""
+    return adapter.device.type == "cpu" or adapter.validation == "always"
 
 
 def find_obstacle(adapter: SteppedModule, device: torch.device) -> str | None:
@@ -338,6 +414,12 @@ def _send(tensor: Tensor, device: torch.device) -> Tensor:
 def _pin(tensor: Tensor, device: torch.device) -> Tensor:
     """A host tensor in memory from which a CUDA device can copy without anybody waiting."""
     return tensor.pin_memory() if device.type == "cuda" and tensor.device.type == "cpu" else tensor
+
+
+def _explain(error: RuntimeError) -> str:
+    """Why a recording failed, in one line."""
+    reason = str(error).splitlines()[0]
+    return f"its step synchronizes with the device ({reason})" if "captur" in reason else reason
 
 
 _WARNED: set[str] = set()

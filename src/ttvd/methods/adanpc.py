@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ttvd.methods.adapter import Adapter
+from ttvd.methods.adapter import Adapter, LoggedBuffers
 from ttvd.methods.registry import register
 from ttvd.nn.norms import Statistics
 from ttvd.nn.split import SplitModel, split
@@ -23,7 +23,7 @@ _FLOOR = 1e-5
     backwards=0,
     needs=frozenset({"features"}),
 )
-class AdaNPC(Adapter):
+class AdaNPC(LoggedBuffers, Adapter):
     """A non-parametric classifier in place of the head; the network itself stays as it is, source statistics included.
 
     With s_i the cosines of a feature and its k nearest neighbours in memory, of labels y_i,
@@ -57,6 +57,7 @@ class AdaNPC(Adapter):
         torch.Size([8, 2])
     """
 
+    logged = ("keys", "labels")
     model: SplitModel
     source_keys: Tensor
     source_labels: Tensor
@@ -135,6 +136,6 @@ class AdaNPC(Adapter):
         order = sure.logical_not().argsort(stable=True)
         slots = (self.count + torch.arange(len(z), device=z.device)) % len(self.keys)
         chosen = sure[order]
-        self.keys[slots] = torch.where(chosen[:, None], z[order], self.keys[slots])
-        self.labels[slots] = torch.where(chosen, labels[order], self.labels[slots])
+        self.keys[slots] = torch.where(chosen[:, None], z[order], self.remember(self.keys, slots))
+        self.labels[slots] = torch.where(chosen, labels[order], self.remember(self.labels, slots))
         self.count += sure.sum()

@@ -5,14 +5,17 @@ It owns copies of the tensors that may change and shares all others with the use
 """
 
 from collections.abc import Hashable
+from functools import partial
 from typing import Any, ClassVar, Literal, Self
 
 import torch
 from torch import Tensor, nn
 
 from ttvd.engine.acceleration import Precision, choose_dtype, prepare_network
-from ttvd.engine.compiling import force_eager
+from ttvd.engine.compiling import fusing
 from ttvd.engine.module import SteppedModule
+from ttvd.engine.transaction import LoggedBuffers as LoggedBuffers
+from ttvd.engine.transaction import Transaction
 from ttvd.geometry.precision import upcast
 from ttvd.nn.anchors import Anchors, anchor_norms, need_anchors
 from ttvd.nn.norms import (
@@ -28,11 +31,16 @@ from ttvd.nn.split import SplitModel, shared_copy, split, unwrap, unwrap_output
 Timing = Literal["before", "after"]
 
 
+def _predict(adapter: "Adapter", x: Tensor) -> Tensor:
+    return adapter.output(adapter.validate(x)[0])
+
+
 class Adapter(SteppedModule):
     """Base class of all methods.
 
     A subclass implements :meth:`output` (what it predicts) and, where it learns, :meth:`adapt`. Everything that
-    changes must be a parameter or a persistent buffer of fixed shape: saving, resetting and moving follow from that.
+    changes must be a parameter or a persistent buffer of fixed shape: saving, resetting and moving follow from that,
+    and so do transactions: a call that fails, for whatever reason, changes nothing (docs/using.md).
 
     Args:
         model: The classifier; it stays as it is.
@@ -43,9 +51,10 @@ class Adapter(SteppedModule):
     Attributes:
         prediction: Whether the output of a call precedes or follows the update by the same batch.
         kept: Share of the last batch that was used to adapt, a scalar tensor.
-        finite: Whether the present batch is finite, a scalar tensor. See ``gated``.
+        finite: Whether all values of the last step were finite, a scalar tensor. If not, it has changed nothing.
         validation: ``"auto"`` checks the values of every batch on a CPU and of the first batch on an accelerator,
-            where checking waits for the device; ``"always"`` and ``"never"`` do what they say.
+            where checking waits for the device; ``"always"`` and ``"never"`` do what they say. ``"always"`` also waits
+            for the end of each step, and takes back what a step with values that are not finite changed on the host.
         capture: ``"auto"`` records the step for each batch shape as a CUDA graph where there is such a device, from
             the second batch of that shape on. The results are the same, several times faster for small batches.
             ``"never"`` runs every step as it is written.
@@ -53,8 +62,6 @@ class Adapter(SteppedModule):
             gradients belong to the state; the rest is shared with the user's model.
         exact: Those of ``networks`` whose frozen weights are read as numbers too, and not only used to forward.
         dynamic: Why the work of a step differs from batch to batch; None where equal shapes mean equal work.
-        gated: Names of the submodules, such as large memories, that take in nothing while ``finite`` is false. The
-            state of all others is copied before a step and put back if the batch is not finite.
     """
 
     prediction: Timing = "before"
@@ -95,7 +102,8 @@ class Adapter(SteppedModule):
         """Called first for each batch, on the host: choose what the step does, as far as its tensors do not show it.
 
         There should be few different values. Unless it is None, :meth:`adapt` gets it as its second argument. Counters
-        on the host may move here; they keep what they counted even if the batch turns out not to be finite.
+        on the host may move here. On an accelerator they keep what they counted even if a value turns out not to be
+        finite, since nobody waits to learn of it.
         """
         return None
 
@@ -120,14 +128,21 @@ class Adapter(SteppedModule):
         Returns:
             Logits (b, k), detached; their softmax is the prediction.
         """
-        self.keep_initial()
         with torch.inference_mode(False), self.autocasting():
-            return self.runner.run(self, *self.validate(x))
+            return self.runner.run(self, x)
+
+    def advance(self, x: Tensor, transaction: Transaction) -> Tensor:
+        """Predict and adapt as a part of a larger transaction, such as that of a policy."""
+        with self.autocasting():
+            return self.runner.run_within(self, x, transaction)
 
     def predict(self, x: Tensor) -> Tensor:
-        """Predict without adapting: nothing changes."""
-        with torch.inference_mode(False), torch.no_grad(), self.autocasting(), force_eager(self.compiled):
-            return self.output(self.validate(x)[0])
+        """Predict without adapting: nothing changes.
+
+        Another thread may adapt at the same time. The prediction is that of the state before its step.
+        """
+        with torch.inference_mode(False), torch.no_grad(), self.autocasting(), fusing(None):
+            return self.lock.read(self, partial(_predict, x=x))
 
     def accelerate(
         self, *, precision: Precision = "float32", channels_last: bool = False, compile: bool = False

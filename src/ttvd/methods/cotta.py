@@ -121,7 +121,9 @@ class CoTTA(GradientAdapter):
     @torch.no_grad()
     def _teach(self, x: Tensor) -> Tensor:
         """Logits of the teacher, averaged over augmentations where the source model is unsure."""
-        confidence = upcast(self.source(x)).softmax(1).amax(1).mean()
+        logits = upcast(self.call_model(x, self.source))
+        self.require_finite(logits.amax())
+        confidence = logits.softmax(1).amax(1).mean()
         if confidence >= self.threshold:
             return self.output(x)
         with self.random_state.generator() as generator:

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor, nn
 
 from ttvd.engine.compiling import fusible as fusible
-from ttvd.engine.flat import all_finite
 from ttvd.engine.optimizers import build_optimizer as build_optimizer
 from ttvd.methods.adapter import Adapter, Timing
 from ttvd.methods.shared.losses import differentiate
@@ -45,7 +44,7 @@ class Step(NamedTuple):
 class GradientAdapter(Adapter):
     """Base class of the methods that take gradient steps. A method writes :meth:`loss` and, if need be, :meth:`output`.
 
-    A loss or gradient that is not finite changes nothing.
+    If a loss or a gradient is not finite, the step changes nothing.
 
     Args:
         model: The classifier; it stays as it is.
@@ -143,7 +142,7 @@ class GradientAdapter(Adapter):
                     gradients = step.gradients
                     if gradients is None:
                         gradients = differentiate(step.loss, parameters)
-                self.optimizer.step(parameters, gradients, step.kept * all_finite(step.loss))
+                self.require_finite(step.loss, self.optimizer.step(parameters, gradients, step.kept))
                 self.kept.copy_(step.kept.detach())
                 self.after_step(step)
         if self.prediction == "before":

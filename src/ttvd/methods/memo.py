@@ -10,7 +10,7 @@ from ttvd.geometry.precision import upcast
 from ttvd.methods.adapter import Adapter
 from ttvd.methods.registry import register
 from ttvd.methods.shared.augmix import augmix
-from ttvd.methods.shared.losses import differentiate, entropy
+from ttvd.methods.shared.losses import differentiate, entropy, find_largest
 from ttvd.methods.shared.random_state import RandomState
 from ttvd.nn.norms import Statistics
 from ttvd.nn.split import unwrap_output
@@ -66,7 +66,7 @@ class MEMO(Adapter):
         seed: int = 0,
     ) -> None:
         super().__init__(model, statistics=Statistics(prior=prior))
-        if steps < 1 or views < 1 or not lr >= 0.0:
+        if steps < 1 or views < 1 or not 0.0 <= lr < math.inf:
             raise ValueError(
                 f"steps and views must be at least 1 and lr at least 0, got {steps}, {views} and {lr}"
             )
@@ -98,5 +98,7 @@ class MEMO(Adapter):
         mean = logits.log_softmax(1).logsumexp(0) - math.log(len(views))
         gradients = differentiate(entropy(mean), list(moving.values()))
         found = {n: g for n, g in zip(moving, gradients, strict=True) if g is not None}
-        fine = torch.stack([g.isfinite().all() for g in found.values()]).all()
+        largest = find_largest(found.values())
+        self.require_finite(largest)
+        fine = largest < torch.inf
         return {n: weights[n] - self.lr * torch.where(fine, g, torch.zeros_like(g)) for n, g in found.items()}

@@ -9,8 +9,9 @@ from torch import Tensor
 
 from ttvd.engine.acceleration import Precision
 from ttvd.engine.module import Capture, Validation
-from ttvd.engine.state import State, StatefulModule
-from ttvd.engine.step_runner import StepRunner
+from ttvd.engine.state import StatefulModule
+from ttvd.engine.step_runner import StepRunner, can_wait, settle
+from ttvd.engine.transaction import Place, Transaction
 from ttvd.methods.adapter import Adapter
 from ttvd.methods.shared.losses import entropy
 
@@ -25,6 +26,7 @@ class Policy(Adapter):
     def __init__(self, adapter: Adapter) -> None:
         StatefulModule.__init__(self)
         self.adapter = adapter
+        self.lock = adapter.lock  # both change together
         self.prediction = adapter.prediction
         self.runner = StepRunner()
 
@@ -36,27 +38,38 @@ class Policy(Adapter):
 
     def forward(self, x: Tensor) -> Tensor:
         """Predict and adapt, and reset the adapter where the policy asks for it."""
-        self.keep_initial()
+
+        def step(transaction: Transaction) -> Tensor:
+            logits = self.advance(x, transaction)
+            settle(self, transaction, wait=can_wait(self))
+            return logits
+
         with torch.inference_mode(False):
-            self.before()
-            logits: Tensor = self.adapter(x)
-            self.after(logits)
+            self.keep_initial()
+            return self.lock.step(self, lambda *_: None, step)
+
+    def advance(self, x: Tensor, transaction: Transaction) -> Tensor:
+        """Run a step as a part of a transaction."""
+        self.before()
+        logits = self.adapter.advance(x, transaction)
+        self.after(logits)
         return logits
 
     def predict(self, x: Tensor) -> Tensor:
         """Predict without adapting."""
         return self.adapter.predict(x)
 
-    def load_state_dict(
-        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
-    ) -> Any:
-        """Copy a state; the adapter inside goes first, since it may have to resize its memory."""
-        self.keep_initial()
-        inside = {
-            key.removeprefix("adapter."): state_dict[key] for key in state_dict if key.startswith("adapter.")
-        }
-        self.adapter.load_state_dict(inside)
-        return super().load_state_dict(state_dict, strict, assign)
+    def fit_state(self, state: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Let the adapter inside make room."""
+        start = "adapter."
+        inside = {key.removeprefix(start): state[key] for key in state if key.startswith(start)}
+        outside = {key: state[key] for key in state if not key.startswith(start)}
+        return outside | {start + key: value for key, value in self.adapter.fit_state(inside).items()}
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the adapter inside."""
+        return self.adapter.device
 
     @property
     def probe(self) -> Tensor:
@@ -90,7 +103,7 @@ class Policy(Adapter):
 
     def __getattr__(self, name: str) -> Any:
         # Attributes that users read are those of the adapter inside.
-        if name in ("kept", "model"):
+        if name in ("kept", "finite", "model"):
             return getattr(self.adapter, name)
         return super().__getattr__(name)
 
@@ -99,10 +112,10 @@ class Policy(Adapter):
         self.adapter.keep_initial()
         super().keep_initial()
 
-    def changing(self) -> State:
-        """The tensors of the adapter inside that may change, and those of the policy."""
-        inside = {f"adapter.{name}": tensor for name, tensor in self.adapter.changing().items()}
-        return inside | dict(self.named_buffers(recurse=False))
+    def find_places(self) -> list[Place]:
+        """Those of the adapter inside, and those of the policy."""
+        inside = [place._replace(name=f"adapter.{place.name}") for place in self.adapter.find_places()]
+        return inside + [place for place in super().find_places() if "." not in place.name]
 
 
 class Episodic(Policy):

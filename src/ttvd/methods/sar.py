@@ -86,8 +86,8 @@ class SAR(GradientAdapter):
                 f"got {margin}, {rho}, {collapse} and {decay}"
             )
         self.margin, self.rho, self.collapse, self.decay = margin, rho, collapse, decay
-        # Infinite: no loss has been seen yet.
-        self.register_buffer("ema", self.adapting()[0].new_full((), math.inf))
+        # Negative, which no mean of entropies is: no loss has been seen yet.
+        self.register_buffer("ema", self.adapting()[0].new_full((), -1.0))
 
     def loss(self, x: Tensor) -> Step:
         """Mean entropy of the confident samples, with the gradients from uphill."""
@@ -104,9 +104,9 @@ class SAR(GradientAdapter):
     def after_step(self, step: Step) -> None:
         """Update the running mean of the loss; where that is below the threshold, everything starts again."""
         loss, floor = step.loss.detach(), self.collapse * math.log(step.out.shape[1])
-        mean = torch.where(self.ema.isinf(), loss, self.decay * self.ema + (1.0 - self.decay) * loss)
+        mean = torch.where(self.ema < 0, loss, self.decay * self.ema + (1.0 - self.decay) * loss)
         self.ema.copy_(torch.where(step.kept > 0, mean, self.ema))
-        self.reset_where(self.ema < floor)
+        self.reset_where((self.ema >= 0) & (self.ema < floor))
 
     def _minimised(self, logits: Tensor, among: Tensor) -> tuple[Tensor, Tensor]:
         """Mean entropy of the confident samples, and which they are."""

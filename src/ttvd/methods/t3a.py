@@ -44,7 +44,6 @@ class T3A(Adapter):
     """
 
     prediction = "after"
-    gated = ("memory",)
     model: SplitModel
 
     def __init__(self, model: nn.Module, *, supports: int = 100) -> None:
@@ -75,7 +74,8 @@ class T3A(Adapter):
         """Collect the batch, then score it."""
         with torch.no_grad():
             z, logits = self.model.features_and_logits(x)
-            self._collect(torch.where(self.finite, z, 0.0), torch.where(self.finite, logits, torch.nan))
+            self.require_finite(logits.amax())
+            self._collect(z, logits)
             return self._score(z)
 
     @full_precision

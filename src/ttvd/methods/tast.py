@@ -81,7 +81,6 @@ class TAST(Adapter):
         torch.Size([8, 2])
     """
 
-    gated = ("memory",)
     model: SplitModel
 
     def __init__(
@@ -120,7 +119,8 @@ class TAST(Adapter):
         """Collect the batch, then let the projections learn from its neighbours."""
         with torch.no_grad():
             z, logits = self.model.features_and_logits(x)
-        self.memory.offer(z, torch.where(self.finite, logits, torch.nan))
+        self.require_finite(logits.amax())
+        self.memory.offer(z, logits)
         for _ in range(self.steps):
             targets, out = self._ensemble.knn_predict(z, self.k)
             self._learn(z, targets)
@@ -140,4 +140,4 @@ class TAST(Adapter):
         with torch.enable_grad():
             loss = divergence(self._ensemble.score(z), targets)
             gradients = differentiate(loss, parameters)
-        self.optimizer.step(parameters, gradients, loss.isfinite())
+        self.require_finite(self.optimizer.step(parameters, gradients, torch.ones_like(self.kept)))

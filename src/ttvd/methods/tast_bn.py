@@ -97,7 +97,9 @@ class TASTBN(GradientAdapter):
         """Store the most certain images, then learn from them."""
         self._make_room(x.shape[1:])
         with torch.no_grad():
-            self.memory.offer(x, super().output(x))
+            logits = super().output(x)
+            self.require_finite(logits.amax())
+            self.memory.offer(x, logits)
         return super().adapt(x)
 
     def loss(self, x: Tensor) -> Step:
@@ -106,20 +108,12 @@ class TASTBN(GradientAdapter):
         targets, out = ensemble.knn_predict(z, self.k)
         return Step(out.log(), divergence(ensemble.score(z), targets), torch.ones_like(self.kept))
 
-    def load_state_dict(
-        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
-    ) -> Any:
-        """As in :class:`Adapter`; the memory takes the room that the images of the state need."""
-        own, items = self.memory.items, state_dict.get("memory.items")
-        self.keep_initial()
+    def fit_state(self, state: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The memory takes the room that the images of a state need."""
+        own, items = self.memory.items, state.get("memory.items")
         if isinstance(items, Tensor) and items.shape[:2] == own.shape[:2]:
-            with torch.inference_mode(mode=False):
-                self.memory.items = own.new_zeros(items.shape)
-        try:
-            return super().load_state_dict(state_dict, strict, assign)
-        except ValueError:
-            self.memory.items = own
-            raise
+            self.memory.items = own.new_zeros(items.shape)
+        return state
 
     def _embed(self, x: Tensor) -> tuple[Tensor, PrototypeEnsemble]:
         """Features of a batch, and the stored images by theirs."""

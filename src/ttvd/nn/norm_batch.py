@@ -46,14 +46,12 @@ class Averages(NamedTuple):
     rows: Tensor | None
 
     def updated(self, pending: PendingStats, policy: Statistics, eps: float) -> "Averages":
-        """The averages after a pending update; values that are not finite do not enter."""
+        """The averages after a pending update."""
         mean, var = pending.mean, pending.var
         if not pending.mixed:
             share = share_of_batch(policy, self.rows, pending.rows, mean.dtype)
             mean, var = torch.lerp(self.mean, mean, share), torch.lerp(self.var, var - eps, share)
-        fine = mean.isfinite() & var.isfinite()
-        rows = None if self.rows is None else self.rows + fine * pending.rows
-        return Averages(torch.where(fine, mean, self.mean), torch.where(fine, var, self.var), rows)
+        return Averages(mean, var, None if self.rows is None else self.rows + pending.rows)
 
 
 def share_of_batch(

@@ -36,7 +36,7 @@ class StreamNorm(TracksStream, _BatchNorm):
     """Batch norm in evaluation mode whose statistics follow a :class:`Statistics` policy.
 
     A batch with a single value for each channel has no variance: it is normalised with the source statistics, or with
-    the averages that have replaced them along the stream. Statistics that are not finite never enter the averages.
+    the averages that have replaced them along the stream.
 
     With activation checkpointing, the backward pass must come before the averages are updated, inside of
     :func:`following_stream`, as in the steps of this library. Otherwise the batch would count twice when the forward

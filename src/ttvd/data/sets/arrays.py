@@ -14,7 +14,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile
 
 import numpy as np
 import numpy.typing as npt
@@ -51,7 +50,7 @@ def from_arrays(
     numbers = np.asarray(labels.cpu() if isinstance(labels, Tensor) else labels)
     if not np.issubdtype(numbers.dtype, np.integer):
         raise ValueError(f"{name}: labels must be integers, got {numbers.dtype}")
-    pixels = _to_channels_first(_to_bytes(_to_tensor(images), name), name)
+    pixels = _to_channels_first(_to_bytes(_to_tensor(images, name), name), name)
     names = None if classes is None else tuple(classes)
     return ImageSet(pixels, torch.from_numpy(numbers.astype(np.int64)), names, name)
 
@@ -83,6 +82,12 @@ def from_dataset(dataset: Any, *, classes: Sequence[str] | None = None, name: st
     items = [dataset[position] for position in range(len(dataset))]
     if not items:
         raise ValueError(f"{name}: the data set is empty")
+    modes = {mode for image, _ in items if isinstance(mode := getattr(image, "mode", None), str)}
+    if odd := modes - {"L", "RGB", "F"}:  # numbers of colours, or channels of other colours
+        raise ValueError(
+            f"{name}: Pillow images must have the mode L, RGB or F, got {sorted(odd)}; convert them first, such as by "
+            "image.convert('RGB')"
+        )
     images = [torch.as_tensor(np.array(image)) for image, _ in items]
     shapes = {tuple(image.shape) for image in images}
     if len(shapes) > 1:
@@ -139,20 +144,21 @@ def read_npy(path: str | Path) -> AnyArray:
     """Map an .npy file into memory, read-only; only the parts that are used are read from the disk.
 
     Raises:
-        FileNotFoundError: The file does not exist.
+        FileNotFoundError: The file does not exist, or is not a regular file.
         ValueError: The file is truncated, is not an .npy file, or holds pickled objects, which are never loaded.
     """
     with _explained(path):
-        array = np.load(path, mmap_mode="r", allow_pickle=False)
-    if not isinstance(array, np.ndarray):
-        array.close()
-        raise ValueError(f"{path} is an archive of arrays (.npz), expected one array (.npy)")
+        with open(path, "rb") as file:
+            if file.read(4) == b"PK\3\4":
+                raise ValueError("it is an archive of arrays (.npz), expected one array (.npy)")
+        array: AnyArray = np.lib.format.open_memmap(path, mode="r")
     return array
 
 
 def read_npz(path: str | Path, names: Sequence[str]) -> dict[str, AnyArray]:
     """Read arrays from an .npz file; raise like :func:`read_npy`, and if an array is missing."""
-    with _explained(path), np.load(path, allow_pickle=False) as archive:
+    with _explained(path), open(path, "rb") as file:
+        archive = np.load(file, allow_pickle=False)
         if isinstance(archive, np.ndarray):
             raise ValueError("it is one array (.npy)")
         missing = sorted(set(names) - set(archive.files))
@@ -163,11 +169,14 @@ def read_npz(path: str | Path, names: Sequence[str]) -> dict[str, AnyArray]:
 
 @contextmanager
 def _explained(path: str | Path) -> Iterator[None]:
+    """Turn every exception inside into a ValueError; a damaged file can make numpy raise exceptions of any type."""
     if not Path(path).is_file():
-        raise FileNotFoundError(f"no file {path}")
+        raise FileNotFoundError(
+            f"no file {path}" if not Path(path).exists() else f"{path} is not a regular file"
+        )
     try:
         yield
-    except (ValueError, EOFError, BadZipFile, KeyError, OverflowError, MemoryError) as error:
+    except Exception as error:
         # numpy advises to allow pickled objects, which nobody should do with a file from elsewhere.
         reason = str(error) or "it is empty"
         if "ickle" in reason or "objects" in reason:
@@ -175,12 +184,29 @@ def _explained(path: str | Path) -> Iterator[None]:
         raise ValueError(f"{path} cannot be read as plain arrays: {reason}") from error
 
 
-def _to_tensor(images: Tensor | npt.ArrayLike) -> Tensor:
+def check_pixel_type(dtype: np.dtype[Any], name: str) -> None:
+    """Raise a ValueError that says how to convert an array, unless it holds bytes or floats."""
+    if dtype == np.uint8 or dtype.kind == "f":
+        return
+    hint = (
+        "; (images / 65535).astype('float32') converts 16 bits"
+        if dtype.kind == "u" and dtype.itemsize == 2
+        else ""
+    )
+    if not hint and dtype.kind in "ui":
+        hint = "; images.astype('uint8') converts values from 0 to 255"
+    if dtype.kind == "b":
+        hint = "; images.astype('float32') converts them"
+    raise ValueError(f"{name}: images must be bytes or floats in [0, 1], got {dtype}{hint}")
+
+
+def _to_tensor(images: Tensor | npt.ArrayLike, name: str) -> Tensor:
     if isinstance(images, Tensor):
         return images
     array = np.asarray(images)
-    if array.dtype.kind not in "uif":
-        raise ValueError(f"images must be bytes or floats in [0, 1], got {array.dtype}")
+    check_pixel_type(array.dtype, name)
+    if array.dtype.kind == "f" and (array.dtype.itemsize > 8 or not array.dtype.isnative):
+        array = array.astype(np.float64)  # torch knows neither
     # A tensor must not share the memory of a read-only array or of a file.
     return torch.from_numpy(np.require(array, requirements=("C", "W", "E")))
 

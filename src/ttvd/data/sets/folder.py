@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,14 +15,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ttvd.data.decoding import MAX_PIXELS
 from ttvd.data.loading import (
     SUFFIXES,
     ImageFiles,
     Interpolation,
     Preparation,
+    Skipped,
     list_image_files,
     read_pixels,
     read_size,
+    stack_images,
     to_floats,
 )
 from ttvd.data.sets.base import Index
@@ -47,10 +49,13 @@ class ImageFolder:
         crop: Side of the square that is cut from the centre; None for no cropping.
         name: Name of the set in records; the name of the folder by default.
         classes: Names of the class folders in the order of their labels; all folders, sorted, by default.
+        apply_orientation: Turn images upright as their EXIF data say. By default they are ignored, as torchvision and
+            timm ignore them, so that published accuracies are met.
+        max_pixels: Limit on the pixels of an image, before and after resizing.
 
     Attributes:
         interpolation: Interpolation of the resizing; bilinear until :meth:`prepared` changes it.
-        skipped: Number of files that do not have the suffix of an image, by suffix.
+        skipped: What was left out, for each reason; `ttvd.data.loading.describe_skipped` puts it into words.
 
     Example:
         >>> import tempfile
@@ -71,14 +76,18 @@ class ImageFolder:
         *,
         name: str | None = None,
         classes: Sequence[str] | None = None,
+        apply_orientation: bool = False,
+        max_pixels: int = MAX_PIXELS,
     ) -> None:
         self.root = Path(root)
         self.resize = resize
         self.crop = crop
+        self.apply_orientation = apply_orientation
+        self.max_pixels = max_pixels
         self.interpolation: Interpolation = "bilinear"
         self.name = name or self.root.name
         self.classes: tuple[str, ...] = tuple(classes) if classes is not None else _list_classes(self.root)
-        self.skipped: Counter[str] = Counter()
+        self.skipped: Skipped = {}
         found = [self._list_class(label) for label in self.classes]
         # One array instead of a list of strings: processes that share a list copy its pages as they touch them.
         self._paths = np.array([os.fsencode(path) for paths in found for path in paths], np.bytes_)
@@ -95,14 +104,21 @@ class ImageFolder:
         return os.fsdecode(self._paths[position])
 
     def pixels(self, position: int) -> Tensor:
-        """Decode an image into uint8 (3, h, w)."""
-        return read_pixels(self.root / self.path(position), self.resize, self.crop, self.interpolation)
+        """Decode an image into (3, h, w): uint8, or float32 in [0, 1] if it is gray with more than 8 bits."""
+        return read_pixels(
+            self.root / self.path(position),
+            self.resize,
+            self.crop,
+            self.interpolation,
+            apply_orientation=self.apply_orientation,
+            max_pixels=self.max_pixels,
+        )
 
     def floats(self, index: Index | None = None) -> Tensor:
         """Decode the images of an index, all by default, into float32 (b, 3, h, w) in [0, 1]."""
         rows = torch.arange(len(self))[slice(None) if index is None else index].tolist()
         # Bytes until all are read: a quarter of the memory, and one conversion instead of one for each image.
-        return to_floats(torch.stack([self.pixels(row) for row in rows]))
+        return to_floats(stack_images([self.pixels(row) for row in rows]))
 
     def subset(self, index: Index) -> ImageFolder:
         """Return the images of an index, in the order of the index, with the same classes."""
@@ -123,9 +139,9 @@ class ImageFolder:
         """Raise an error unless all images have one size; without a crop, the header of every file is read."""
         if self.crop is not None:
             return
-        first = read_size(self.root / self.path(0), self.resize)
+        first = self._read_size(0)
         for place in range(1, len(self)):
-            size = read_size(self.root / self.path(place), self.resize)
+            size = self._read_size(place)
             if size != first:
                 raise ValueError(
                     f"{self.root} has images of different sizes ({self.path(0)}: {first[0]} x {first[1]}, "
@@ -135,20 +151,29 @@ class ImageFolder:
 
     def fingerprint(self) -> str:
         """Return the SHA-256 of the paths, file sizes, labels and the preparation; the images are not read."""
-        # The usual interpolation is not part of it, so that rows from before there was a choice stay valid.
-        how = (self.resize, self.crop, self.classes)
-        digest = hashlib.sha256(
-            repr(how if self.interpolation == "bilinear" else (*how, self.interpolation)).encode()
-        )
+        # What is usual is not part of it, so that rows from before there was a choice stay valid.
+        how: tuple[object, ...] = (self.resize, self.crop, self.classes)
+        how += () if self.interpolation == "bilinear" else (self.interpolation,)
+        how += ("apply_orientation",) if self.apply_orientation else ()
+        digest = hashlib.sha256(repr(how).encode())
         for path, label in zip(self._paths, self.labels.tolist(), strict=True):
             size = (self.root / os.fsdecode(path)).stat().st_size
             digest.update(b"%b %d %d\n" % (path, size, label))
         return digest.hexdigest()
 
+    def _read_size(self, position: int) -> tuple[int, int]:
+        return read_size(
+            self.root / self.path(position),
+            self.resize,
+            apply_orientation=self.apply_orientation,
+            max_pixels=self.max_pixels,
+        )
+
     def _list_class(self, label: str) -> list[str]:
         folder = self.root / label
-        found = list_image_files(folder) if folder.is_dir() else ImageFiles([], Counter())
-        self.skipped += found.skipped
+        found = list_image_files(folder) if folder.is_dir() else ImageFiles([], {})
+        for reason, paths in found.skipped.items():
+            self.skipped.setdefault(reason, []).extend(os.path.join(label, path) for path in paths)
         if not found.paths:
             raise ValueError(f"the class folder {folder} has no pictures ({', '.join(sorted(SUFFIXES))})")
         return [os.path.join(label, path) for path in found.paths]

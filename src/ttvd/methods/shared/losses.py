@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from ttvd.engine.flat import all_finite as all_finite
+from ttvd.engine.flat import find_largest as find_largest
 from ttvd.geometry.precision import full_precision, upcast
 
 

@@ -134,13 +134,12 @@ class MemoryAdapter(GradientAdapter):
     memory: Memory
     clock: Clock
 
-    def load_state_dict(
-        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
-    ) -> Any:
-        """Copy a state; the images in it decide the size of the memory."""
-        images = state_dict.get("memory.images")
-        if images is not None and tuple(images.shape[1:]) == _BLANK:
-            state_dict = {**state_dict, "memory.images": images.expand_as(self.memory.images)}
-        elif images is not None:
-            self.memory.make_room(tuple(images.shape[1:]))
-        return super().load_state_dict(state_dict, strict, assign)
+    def fit_state(self, state: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The images of a state decide the size of the memory."""
+        images = state.get("memory.images")
+        if not isinstance(images, Tensor) or images.ndim != 4:
+            return state
+        if tuple(images.shape[1:]) == _BLANK and len(images) == self.memory.capacity:
+            return {**state, "memory.images": images.expand_as(self.memory.images)}
+        self.memory.make_room(tuple(images.shape[1:]))
+        return state

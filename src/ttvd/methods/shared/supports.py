@@ -1,12 +1,15 @@
 """Supports: of each predicted class, the few items of the stream that the model was most certain of."""
 
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from ttvd.engine.transaction import LoggedBuffers
 from ttvd.methods.shared.losses import entropy
 
+EMPTY = 8192.0
+"""The entropy of an empty slot: above all others, and a number of every floating-point type."""
 _AT_ONCE = 512  # samples that are compared with one another
 
 
@@ -31,7 +34,7 @@ class Places(NamedTuple):
         return self.enters & (self.source == torch.arange(len(self.source), device=self.source.device))
 
 
-class Supports(nn.Module):
+class Supports(LoggedBuffers):
     """The memory of T3A and of what was built on it: for each class a fixed number of slots.
 
     What a batch costs does not depend on how much is stored: only the slots that change are written.
@@ -44,7 +47,7 @@ class Supports(nn.Module):
 
     Attributes:
         items: (k, m, *shape), in no order; zeros where a slot is empty, which the last ones of a class are.
-        entropies: (k, m) of the predictions that put the items there; infinite where a slot is empty.
+        entropies: (k, m) of the predictions that put the items there; ``EMPTY`` where a slot is empty.
         ages: (k, m) how many items were offered before the one that is there.
         seen: Number of items that were offered.
 
@@ -55,6 +58,7 @@ class Supports(nn.Module):
         ([[6.0, 5.0, 0.0], [0.0, 0.0, 0.0]], [[True, True, False], [False, False, False]])
     """
 
+    logged: ClassVar[tuple[str, ...]] = ("items", "entropies", "ages")
     items: Tensor
     entropies: Tensor
     ages: Tensor
@@ -65,14 +69,14 @@ class Supports(nn.Module):
         if slots < 1:
             raise ValueError(f"supports must be at least 1 for each class, got {slots}")
         self.register_buffer("items", like.new_zeros(classes, slots, *shape))
-        self.register_buffer("entropies", like.new_full((classes, slots), float("inf")))
+        self.register_buffer("entropies", like.new_full((classes, slots), EMPTY))
         self.register_buffer("ages", like.new_zeros(classes, slots, dtype=torch.int64))
         self.register_buffer("seen", like.new_zeros((), dtype=torch.int64))
 
     @property
     def present(self) -> Tensor:
         """Which slots hold an item, (k, m)."""
-        return self.entropies.isfinite()
+        return self.entropies < EMPTY
 
     @torch.no_grad()
     def offer(self, items: Tensor, logits: Tensor) -> None:
@@ -82,7 +86,7 @@ class Supports(nn.Module):
         """
         for some, predicted in zip(items.split(_AT_ONCE), logits.split(_AT_ONCE), strict=True):
             values = entropy(predicted).to(self.entropies.dtype)
-            values = torch.where(values.isfinite(), values, float("inf"))
+            values = torch.where(values.isfinite(), values, EMPTY)
             places = self._find_places(predicted.argmax(1), values)
             self._write(places, some.to(self.items.dtype), values)
 
@@ -106,8 +110,9 @@ class Supports(nn.Module):
         ages = self.seen + torch.arange(len(items), device=items.device)
         for stored, offered in ((self.items, items), (self.entropies, values), (self.ages, ages)):
             enters = places.enters.view(-1, *[1] * (offered.ndim - 1))
-            stored.index_put_(where, torch.where(enters, offered[places.source], stored[where]))
-        self.seen += len(items) * values.isfinite().any()
+            old = self.remember(stored, *where)
+            stored.index_put_(where, torch.where(enters, offered[places.source], old))
+        self.seen += len(items) * (values < EMPTY).any()
 
 
 class FeatureSupports(Supports):
@@ -131,6 +136,7 @@ class FeatureSupports(Supports):
         ([[6.0], [0.0]], [[6.0], [0.0]])
     """
 
+    logged = (*Supports.logged, "sums", "lengths")
     sums: Tensor
     lengths: Tensor
 
@@ -147,6 +153,7 @@ class FeatureSupports(Supports):
 
     def add(self, z: Tensor, classes: Tensor) -> None:
         """Let features (b, d) enter the sums of their classes (b,), and no slot."""
+        self.remember(self.sums, classes)
         self.sums.index_add_(0, classes, z.to(self.sums.dtype))
 
     def _write(self, places: Places, items: Tensor, values: Tensor) -> None:
@@ -154,7 +161,8 @@ class FeatureSupports(Supports):
         gone = self.items[where].to(self.sums.dtype)
         super()._write(places, items, values)
         gain = torch.where(places.once[:, None], items.to(self.sums.dtype) - gone, 0.0)
-        self.sums.index_add_(0, places.classes, gain)
+        self.add(gain, places.classes)
+        self.remember(self.lengths, *where)
         self.lengths.index_put_(where, torch.linalg.vector_norm(self.items[where], dim=1))
 
 

@@ -1,0 +1,375 @@
+"""Steps as transactions: errors, interrupts, readers and writers in threads, states that are refused."""
+
+import copy
+import pickle
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import ttvd
+from tests.helpers.engine import compiling_by, make_batches
+from ttvd.engine.transaction import Transaction
+from ttvd.methods import Adapter
+from ttvd.methods.policies import Episodic, ResetEvery
+from ttvd.methods.shared.supports import Supports
+from ttvd.testing import make_world
+
+State = dict[str, Tensor]
+
+
+def make(name: str) -> Adapter:
+    return make_world(name)[1]()
+
+
+def read_all(adapter: Adapter) -> State:
+    return {**adapter.snapshot(), "kept": adapter.kept.clone()}
+
+
+def same(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+class FailAt(TorchDispatchMode):
+    """Raises an error in place of an operation of torch, by its number."""
+
+    def __init__(self, number: int | None = None) -> None:
+        super().__init__()
+        self.number, self.count = number, 0
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        self.count += 1
+        if self.count - 1 == self.number:
+            raise torch.OutOfMemoryError("no memory for this operation")
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["ttvd", "roid", "rotta", "cotta", "deyo", "sar", "note", "t3a", "tast", "tast-bn", "adanpc", "rdumb"],
+)
+def test_an_error_of_any_operation_changes_nothing(name: str) -> None:
+    """Sixty operations of a step, forward, backward and in the optimizer, run out of memory in turn."""
+    adapter, twin = make(name), make(name)
+    first, second, third = make_batches()
+    for one in (adapter, twin):
+        one(first)
+    with FailAt() as trace:
+        twin(second)
+    before = read_all(adapter)
+    for number in range(0, trace.count, max(1, trace.count // 60)):
+        with pytest.raises(torch.OutOfMemoryError), FailAt(number):
+            adapter(second)
+        assert same(read_all(adapter), before), number
+    assert torch.is_grad_enabled()
+    adapter(second)
+    assert torch.equal(adapter(third), twin(third))
+    assert same(read_all(adapter), read_all(twin))
+
+
+def measure(run: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start
+
+
+@contextmanager
+def interrupt_after(seconds: float) -> Iterator[None]:
+    """Raise KeyboardInterrupt in this thread when the time is over."""
+
+    def handle(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    handler = signal.signal(signal.SIGALRM, handle)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, seconds)
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, handler)
+
+
+@pytest.mark.parametrize("name", ["ttvd", "cotta", "rotta", "t3a"])
+@pytest.mark.filterwarnings(
+    "ignore::pytest.PytestUnraisableExceptionWarning"
+)  # interrupts in callbacks of weak references
+def test_a_hundred_interrupts_leave_a_hundred_whole_states(name: str) -> None:
+    adapter, twin = make(name), make(name)
+    first, second, third = make_batches()
+    for one in (adapter, twin):
+        one(first)
+    before = read_all(adapter)
+    twin(second)
+    after = read_all(twin)
+    length, draw = min(measure(lambda: adapter(second)) for _ in range(3)), random.Random(0)
+    whole = interrupted = 0
+    for _ in range(100):
+        adapter.restore(before)
+        adapter.kept.copy_(before["kept"])
+        try:
+            with interrupt_after(draw.uniform(0.05, 1.0) * length):
+                adapter(second)
+        except KeyboardInterrupt:
+            interrupted += 1
+        state = read_all(adapter)
+        whole += same(state, before) or same(state, after)
+    assert whole == 100
+    assert interrupted > 20
+    adapter.restore(before)
+    adapter(second)
+    assert torch.equal(adapter(third), twin(third))
+
+
+def test_a_roll_back_that_is_interrupted_is_done_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    adapter, twin = make("ttvd"), make("ttvd")
+    first, second, _ = make_batches()
+    for one in (adapter, twin):
+        one(first)
+    before, prediction = adapter.snapshot(), adapter.predict(second)
+    original, calls = Transaction.roll_back, []
+
+    def interrupted(transaction: Transaction) -> None:
+        calls.append(transaction)
+        if len(calls) == 1:
+            raise KeyboardInterrupt
+        original(transaction)
+
+    monkeypatch.setattr(Transaction, "roll_back", interrupted)
+    with pytest.raises(KeyboardInterrupt), FailAt(200):
+        adapter(second)
+    assert same(adapter.snapshot(), before)
+    assert torch.equal(adapter.predict(second), prediction)
+    assert len(calls) == 1
+    assert torch.equal(adapter(second), twin(second))
+    assert len(calls) == 2
+    assert same(adapter.snapshot(), twin.snapshot())
+
+
+class Pause:
+    """Stops a thread at the head of a model until it may go on. A copy of the adapter is never stopped."""
+
+    def __init__(self, adapter: Adapter | None = None) -> None:
+        self.reached, self.go_on = threading.Event(), threading.Event()
+        self.thread: threading.Thread | None = None
+        if adapter is not None:
+            layers = [part for part in adapter.modules() if isinstance(part, nn.Linear)]
+            layers[-1].register_forward_hook(self._wait)
+
+    def _wait(self, *_: object) -> None:
+        if threading.current_thread() is self.thread and not self.reached.is_set():
+            self.reached.set()
+            assert self.go_on.wait(20)
+
+    def __reduce__(self) -> Any:
+        return Pause, ()
+
+    def run(self, step: Callable[[], object], beside: Callable[[], None]) -> None:
+        """Run a step in a thread of its own, and something else while it is stopped."""
+        self.thread = threading.Thread(target=step)
+        self.thread.start()
+        try:
+            assert self.reached.wait(20)
+            beside()
+        finally:
+            self.go_on.set()
+            self.thread.join()
+
+
+@pytest.mark.parametrize("name", ["ttvd", "tent", "t3a", "rotta", "note", "rdumb"])
+def test_readers_do_not_wait_for_a_step_and_see_the_state_before_it(name: str) -> None:
+    adapter, twin = make(name), make(name)
+    first, second, third = make_batches()
+    for one in (adapter, twin):
+        one(first)
+    expected, before = adapter.predict(third), adapter.snapshot()
+    found: list[Any] = []
+
+    def read() -> None:
+        found.extend((adapter.predict(third), adapter.state_dict(), copy.deepcopy(adapter)))
+        found.append(pickle.loads(pickle.dumps(adapter)))  # noqa: S301
+
+    Pause(adapter).run(lambda: adapter(second), read)
+    prediction, state, *copies = found
+    assert torch.equal(prediction, expected)
+    assert same(state, before)
+    twin(second)
+    assert same(adapter.snapshot(), twin.snapshot())
+    for one in copies:
+        assert same(one.snapshot(), before)
+        one(second)
+        assert same(one.snapshot(), twin.snapshot())
+        assert torch.equal(one(third), copy.deepcopy(twin)(third))
+
+
+def test_a_step_waits_for_a_reader_and_a_second_step_for_the_first() -> None:
+    adapter, twin = make("tent"), make("tent")
+    first, second, third = make_batches()
+    order: list[str] = []
+
+    def step() -> None:
+        adapter(first)
+        order.append("step")
+
+    def read() -> None:
+        adapter.predict(third)
+        order.append("read")
+
+    other = threading.Thread(target=step)
+
+    def beside() -> None:
+        other.start()
+        other.join(0.05)
+        assert other.is_alive()
+
+    Pause(adapter).run(read, beside)
+    other.join()
+    assert order == ["read", "step"]
+    twin(first)
+    assert same(adapter.snapshot(), twin.snapshot())
+    other = threading.Thread(target=step)
+    Pause(adapter).run(lambda: adapter(second), beside)
+    other.join()
+    twin(second)
+    twin(first)
+    assert same(adapter.snapshot(), twin.snapshot())
+
+
+def test_a_step_inside_of_a_step_is_refused_and_a_prediction_is_that_of_before() -> None:
+    adapter = make("tent")
+    first, second, _ = make_batches()
+    adapter(first)
+    before, expected = adapter.snapshot(), adapter.predict(second)
+    found: list[Tensor] = []
+
+    def predict(*_: object) -> None:
+        if not found:  # the model that predicts has the same hook
+            found.append(torch.empty(0))
+            found.append(adapter.predict(second))
+
+    handle = adapter.model.register_forward_hook(predict)
+    adapter(second)
+    assert torch.equal(found[1], expected)
+    handle.remove()
+    handle = adapter.model.register_forward_hook(lambda *_: adapter(second) and None)
+    before = adapter.snapshot()
+    with pytest.raises(RuntimeError, match=r"inside of its own step.*predict"):
+        adapter(second)
+    handle.remove()
+    assert same(adapter.snapshot(), before)
+
+
+@pytest.mark.filterwarnings("ignore")  # of the compiler's own
+def test_adapters_in_other_threads_are_not_disturbed() -> None:
+    """One compiles, one fails, one learns."""
+    batches = make_batches(6)
+    alone = [make("ttvd")(x) for x in batches[:1]]
+    quiet, compiled, failing = make("ttvd"), make("tent").accelerate(compile=True), make("roid")
+    failing.model.register_forward_hook(lambda *_: 1 / 0)
+    expected = make("ttvd")
+    alone = [expected(x) for x in batches]
+
+    def fail() -> None:
+        for x in batches:
+            with suppress(ZeroDivisionError):
+                failing(x)
+
+    found: list[Tensor] = []
+    with compiling_by("aot_eager"):
+        threads = [
+            threading.Thread(target=fail),
+            threading.Thread(target=lambda: [compiled(x) for x in batches]),
+            threading.Thread(target=lambda: found.extend(quiet(x) for x in batches)),
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert all(torch.allclose(one, other, atol=1e-5) for one, other in zip(alone, found, strict=True))
+    assert torch.is_grad_enabled()
+
+
+@pytest.mark.parametrize("policy", [Episodic, lambda adapter: ResetEvery(adapter, batches=2)])
+def test_a_policy_and_its_adapter_change_together(policy: Callable[[Adapter], Adapter]) -> None:
+    adapter = policy(make("tent"))
+    first, second, _ = make_batches()
+    adapter(first)
+    before = adapter.snapshot()
+    assert any("adapter." not in name for name in before) or policy is Episodic
+    for number in (0, 30, 100):
+        with pytest.raises(torch.OutOfMemoryError), FailAt(number):
+            adapter(second)
+        assert same(adapter.snapshot(), before)
+
+
+@pytest.mark.parametrize("name", list(ttvd.list_methods()))
+def test_states_are_copies_and_checked_whole(name: str) -> None:
+    adapter = make(name)
+    for x in make_batches():
+        adapter(x)
+    state = {key: tensor.clone() for key, tensor in adapter.state_dict().items()}
+    for tensor in adapter.state_dict().values():
+        tensor.zero_()
+    assert same(adapter.snapshot(), state)
+    fresh = make(name)
+    untouched = fresh.snapshot()
+    for key, tensor in state.items():
+        wrong: list[tuple[Any, str]] = [(tensor[None], "shape"), (tensor.tolist(), "no tensor")]
+        wrong.append((tensor.to(torch.float16), "type"))
+        if tensor.is_floating_point():
+            assert tensor.isfinite().all(), key
+            broken = tensor.clone()
+            broken.view(-1)[-1] = torch.nan
+            wrong.append((broken, "NaN"))
+        for value, word in wrong:
+            with pytest.raises(ValueError, match=word):
+                fresh.load_state_dict({**state, key: value})
+    with pytest.raises(ValueError, match="is unknown"):
+        fresh.load_state_dict({**state, "more": torch.ones(1)})
+    assert same(fresh.snapshot(), untouched)
+    fresh.load_state_dict(state)
+    assert same(fresh.snapshot(), state)
+
+
+@pytest.mark.parametrize("name", ["t3a", "adanpc", "tast", "ttvd", "rotta"])
+@pytest.mark.parametrize("change", ["reset", "restore", "load", "policy"])
+def test_a_reset_that_fails_changes_nothing(name: str, change: str) -> None:
+    adapter = make(name)
+    first, second, third = make_batches()
+    adapter(first)
+    state = adapter.snapshot()
+    one: Adapter = ResetEvery(adapter, batches=2) if change == "policy" else adapter
+    one(second)
+    before = one.snapshot()
+    run = {
+        "reset": adapter.reset,
+        "restore": lambda: adapter.restore(state),
+        "load": lambda: adapter.load_state_dict(state),
+        "policy": lambda: one(third),
+    }[change]
+    with FailAt() as trace:
+        run()
+    assert not same(one.snapshot(), before)
+    one.restore(before)
+    for number in range(0, trace.count, max(1, trace.count // 40)):
+        with pytest.raises(torch.OutOfMemoryError), FailAt(number):
+            run()
+        assert same(one.snapshot(), before), number
+
+
+def test_a_large_memory_is_not_copied_before_a_step() -> None:
+    memory = Supports(4, 1000, (64,), torch.zeros(()))
+    adapter = make("t3a")
+    adapter.memory = memory
+    transaction = Transaction(adapter)
+    transaction.save()
+    assert sum(tensor.numel() for tensor in transaction.changed_tensors(torch.device("cpu"))) < 100
