@@ -205,7 +205,7 @@ def test_a_method_of_the_user(recipe: Path, tmp_path: Path, monkeypatch: pytest.
     Path(f"{module}.py").write_text("raise SystemExit('imported')")
     check_cli("report", "runs.db", "--out", "page")
     check_cli("runs", "runs.db", "--pack", "packed")
-    check_cli("report", "packed/small.csv", "--out", "page2")
+    check_cli("runs", "packed/small.csv")
     assert method in Path("page/index.html").read_text()
     assert module not in sys.modules
 
@@ -308,6 +308,18 @@ def members_of(session: int) -> list[int]:
 def count_done(text: str) -> int:
     [number] = re.findall(r"^(\d+) runs? done", text, re.MULTILINE)
     return int(number)
+
+
+@pytest.mark.parametrize("seconds", [0.5, 1.2])
+def test_sigterm_in_the_first_moments(recipe: Path, tmp_path: Path, seconds: float) -> None:
+    command = Command(recipe, tmp_path / "runs.db")
+    time.sleep(seconds)  # it imports libraries, or makes its plan
+    os.kill(command.process.pid, signal.SIGTERM)
+    code, text = command.end()
+    assert code == 130, text
+    assert "interrupted" in text.lower()
+    assert "Traceback" not in text
+    assert command.leftovers() == []
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ import shutil
 import signal
 import sqlite3
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -18,10 +19,14 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import numpy as np
 import torch
+from PIL import Image
+from torch import nn
 
 from tests.helpers.bench import digits_resources
 from tests.helpers.damage import damage
+from tests.helpers.data import random_pixels
 from tests.helpers.store import make_long_run, temporary_folder
 from ttvd.bench.export import list_runs
 from ttvd.bench.figures import check_figures
@@ -32,6 +37,10 @@ from ttvd.bench.resources import Resources
 from ttvd.bench.spec import Member
 from ttvd.bench.store import Reader, Store
 from ttvd.bench.study import study
+from ttvd.data.loading import read_image
+from ttvd.deploy.inputs import iterate_batches, open_inputs
+from ttvd.deploy.states import StateFile, identify
+from ttvd.methods import Adapter, create
 from ttvd.nn.fingerprint import fingerprint
 from ttvd.source.fisher import load_fisher, save_fisher
 from ttvd.zoo.checkpoint import Card, build_model, load_checkpoint, save_checkpoint
@@ -445,6 +454,25 @@ def _mutate_header(content: bytes, rng: random.Random) -> bytes:
     return len(text).to_bytes(8, "little") + text + content[8 + size :]
 
 
+def _make_tent() -> tuple[nn.Module, Adapter]:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Flatten(), nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 2))
+    return net, create("tent", net)
+
+
+def _write_state(folder: Path) -> Path:
+    net, tent = _make_tent()
+    tent(torch.rand(8, 1, 2, 2))
+    StateFile(folder / "strange.safetensors", identify("tent", {}, net)).save(tent)
+    return folder / "strange.safetensors"
+
+
+def _read_state(path: Path) -> Any:
+    net, tent = _make_tent()
+    StateFile(path, identify("tent", {}, net)).load(tent)
+    return {name: value.tolist() for name, value in tent.state_dict().items()}
+
+
 def _write_features(folder: Path) -> Path:
     SourceFeatures(torch.eye(3), torch.tensor([0, 1, 1]), "0" * 16).save(folder / "strange.safetensors")
     return folder / "strange.safetensors"
@@ -601,6 +629,30 @@ def _read_packed_recipe(path: Path) -> Any:
     return [part for place, part in enumerate(_read_packed(path)) if place != 2]
 
 
+# Pictures and arrays
+
+
+def _write_picture(folder: Path) -> Path:
+    Image.fromarray(random_pixels((16, 12), 0)).save(folder / "strange.png")
+    return folder / "strange.png"
+
+
+def _write_array(folder: Path) -> Path:
+    np.save(folder / "strange.npy", random_pixels((16, 12), 0)[None])
+    return folder / "strange.npy"
+
+
+def _read_picture(path: Path) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Pillow warns of damage that it can live with
+        return read_image(path, 8, 8, max_pixels=1 << 20).tolist()
+
+
+def _read_array(path: Path) -> Any:
+    batches = list(iterate_batches(open_inputs(path, max_pixels=1 << 20), 4, workers=0))
+    return [batch.images.tolist() for batch in batches if batch.images is not None]
+
+
 TARGETS: dict[str, Target] = {
     "recipe": Target(_write_recipe, _plan_recipe, _mutate_text(RECIPE, toml=True), exact=False),
     "card": Target(_write_card, _read_checkpoint, _mutate_card, exact=False),
@@ -616,6 +668,10 @@ TARGETS: dict[str, Target] = {
     "fisher, forged": Target(_write_fisher, _read_fisher, _forge_tensors, exact=False),
     "store": Target(_write_store, _read_store, damage_pages),
     "store, edited": Target(_write_store, _read_store, edit_cells),
+    "state": Target(_write_state, _read_state),
+    "state, header": Target(_write_state, _read_state, _mutate_header),
+    "picture": Target(_write_picture, _read_picture, exact=False),
+    "array": Target(_write_array, _read_array, exact=False),
     "packed runs": Target(_write_packed, _read_packed),
     "packed recipe": Target(_write_packed_recipe, _read_packed_recipe, _mutate_text(STORED, toml=True)),
 }
