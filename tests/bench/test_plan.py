@@ -36,7 +36,7 @@ def make_plan(text: str) -> list[Member]:
     [
         ('[[methods]]\nname = "tnet"', "did you mean tent"),
         ('[[methods]]\nname = "tent"\nparams = { rate = 1 }', "has no parameter 'rate'"),
-        ('[[methods]]\nname = "tent"\nparams = { lr = -1.0 }', "lr must be at least 0"),
+        ('[[methods]]\nname = "tent"\nparams = { lr = -1.0 }', "lr must be a finite number, at least 0"),
         ('[[methods]]\nname = "tent"\ngrid = { lr = [1.0] }\nrules = ["last"]', "needs one fixed setting"),
         ('[[methods]]\nname = "note"', "note needs instance-aware norms, which digits-plain does not have"),
         ('[[methods]]\nname = "ttt"\ncheckpoint = "digits-plain"', "ttt needs a rotation head"),

@@ -4,6 +4,7 @@ An odd file is read, or it is refused with a message that names it, by an except
 a traceback. `tests/test_fuzz.py` tries some cases of every target, `tools/fuzz.py` as many as there is time for.
 """
 
+import copy
 import json
 import random
 import shutil
@@ -251,7 +252,7 @@ def mutate_document(document: Any, rng: random.Random) -> Any:
             case 4:
                 parent[key] = _nest(rng.choice((3, 60, 3000)), rng)
             case _:
-                parent[key] = rng.choice(_ODD)
+                parent[key] = copy.deepcopy(rng.choice(_ODD))
         if not changed:
             break
     return changed

@@ -5,6 +5,7 @@ The card names an architecture of this library and its arguments, so loading a c
 
 import json
 import os
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -183,7 +184,8 @@ def _check_size(card: Card, weights: Mapping[str, Tensor]) -> None:
         limit = len(weights) if name == "blocks" else most
         if any(isinstance(number, int | float) and not abs(number) <= limit for number in numbers):
             raise ValueError(f"{name} = {value!r} is more than the weights have")
-    with torch.device("meta"):  # shapes without memory
+    with torch.device("meta"), warnings.catch_warnings():  # shapes without memory
+        warnings.simplefilter("ignore")  # of layers without elements, which are refused below
         found = sum(value.numel() for value in build_model(card).state_dict().values())
     if found != most:
         raise ValueError(f"the weights do not fit its model: they have {most} numbers instead of {found}")
