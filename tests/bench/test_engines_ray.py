@@ -112,7 +112,10 @@ def test_an_engine_without_workers_is_refused() -> None:
         RayEngine(jobs=0)
 
 
-@pytest.mark.parametrize(("address", "message"), [("127.0.0.1:1", "ray start --head"), ("head", "HOST:PORT")])
+@pytest.mark.parametrize(
+    ("address", "message"),
+    [("127.0.0.1:1", "ray start --head"), ("head", "HOST:PORT"), ("127.0.0.1:65536", "HOST:PORT")],
+)
 def test_a_cluster_that_is_not_there_is_noticed_at_once(address: str, message: str) -> None:
     with pytest.raises((ValueError, OSError), match=message):
         next(RayEngine(address).run([], WorkerConfig()))

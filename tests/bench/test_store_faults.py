@@ -114,6 +114,12 @@ def test_a_file_that_is_not_a_database_is_left_alone(tmp_path: Path, content: by
     assert (tmp_path / "notes.csv").read_bytes() == content
 
 
+def test_a_pipe_is_not_a_store(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "runs.db")
+    with pytest.raises(StoreError, match="no file"):
+        Store(tmp_path / "runs.db")
+
+
 def test_a_database_of_another_program_is_left_alone(tmp_path: Path) -> None:
     edit(tmp_path / "photos.db", "CREATE TABLE photos (name TEXT)")
     before = (tmp_path / "photos.db").read_bytes()

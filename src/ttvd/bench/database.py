@@ -231,6 +231,8 @@ def _open(path: Path, *, create: bool, readonly: bool) -> sqlite3.Connection:
     """Open a store. Whatever may be wrong with it is found before anything is changed."""
     if path.is_dir():
         raise IsADirectoryError(f"{path} is a folder; give the name of a file in it, e.g. {path / 'runs.db'}")
+    if path.exists() and not path.is_file():
+        raise StoreError(f"{path} is not a store: it is no file (a pipe or a device); give another name")
     if not path.parent.is_dir():
         raise FileNotFoundError(
             f"cannot use the store {path}: there is no folder {path.parent}; make it first"

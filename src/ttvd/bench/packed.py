@@ -264,6 +264,8 @@ def pack_runs(source: Reader, recipe: str, folder: Path, *, replace: bool = Fals
             runs that cannot stand beside those of the source (another recipe, a trial with another limit).
     """
     check_name(recipe)
+    if folder.exists() and not folder.is_dir():
+        raise NotADirectoryError(f"packed runs go to a folder, but {folder} is a file; give another name")
     members, text = source.members(recipe), source.recipes()[recipe]
     path = folder / f"{recipe}.csv"
     old = PackedRuns(path) if path.exists() else None

@@ -56,7 +56,6 @@ _GRACE = 20.0  # seconds for the process to end the cluster before it is killed
 _FAILED_STARTS = 3
 _SPAWN = multiprocessing.get_context("spawn")
 
-
 _Place = tuple[str, int] | str
 """Host and port, or the path of a Unix socket."""
 
@@ -144,9 +143,7 @@ class RayEngine(Engine):
         return self._address
 
     def _send(self, content: Any) -> None:
-        with suppress(
-            BrokenPipeError, ConnectionResetError
-        ):  # it is dead, which is seen when nothing comes back
+        with suppress(BrokenPipeError, ConnectionResetError):  # it is dead, which the next receipt shows
             self._pipe.send(content)
 
     def _receive(self) -> Any:
@@ -180,11 +177,12 @@ class RayEngine(Engine):
         if time.monotonic() < self._ask_at:
             return
         self._ask_at = time.monotonic() + _ASK_EVERY
-        patience = _PATIENCE if self._address else _OWN_PATIENCE
         for name, place in self._watched.items():
-            if (error := _knock(place)) is None:
+            error = _knock(place)
+            gone = self._address is None and isinstance(error, ConnectionRefusedError | FileNotFoundError)
+            if error is None:
                 self._answered[name] = time.monotonic()
-            elif time.monotonic() - self._answered[name] >= patience:
+            elif time.monotonic() - self._answered[name] >= (_OWN_PATIENCE if gone else _PATIENCE):
                 self._process.kill()  # nothing can be ended through a cluster that is gone; trying would take a minute
                 raise ConnectionError(
                     f"the Ray cluster is lost: {name} does not answer any more ({error}). {self._advise()}"
@@ -232,10 +230,9 @@ class _Closed(Exception):  # noqa: N818 (not an error)
 
 def serve(pipe: Connection) -> None:
     """Be the process that is connected to the cluster. It ends when the command closes the pipe."""
-    for number in SIGNALS:  # terminals and Slurm signal all processes; the command decides
-        signal.signal(
-            number, lambda number, frame: None
-        )  # SIG_IGN would be passed on to the processes of Ray
+    # Terminals and Slurm signal all processes; the command decides. SIG_IGN would be passed on to the processes of Ray.
+    for number in SIGNALS:
+        signal.signal(number, lambda number, frame: None)
 
     def send(message: Any) -> None:
         try:
@@ -562,7 +559,7 @@ def _check_address(address: str) -> None:
     if address == "auto":
         return
     host, colon, port = address.rpartition(":")
-    if not colon or not port.isdigit():
+    if not colon or not port.isdecimal() or not 0 < int(port) < 2**16:
         raise ValueError(
             f"the address of a Ray cluster is auto or HOST:PORT, as in 10.0.0.1:6379; got {address!r}"
         )
