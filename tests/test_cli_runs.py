@@ -12,6 +12,7 @@ from ttvd.bench import Record, Row
 from ttvd.bench.spec import Domain, Facts, Member, Run, Spec
 from ttvd.bench.store import Owner, Store
 from ttvd.cli.main import main
+from ttvd.files import unescape_cell
 
 FACTS = Facts("5f3a", "cpu", 1, {"ttvd": "0.1.0"}, 1.7e9, 12.25, 4096, 4.0, 0.5)
 
@@ -297,3 +298,12 @@ def test_runs_that_differ_in_their_settings_are_told_apart(tmp_path: Path) -> No
 
 def test_filters_that_leave_nothing_say_so(store: Path) -> None:
     assert "no runs match; 2 runs" in invoke(store, "--seed", "9")
+
+
+def test_an_export_holds_no_formulas(tmp_path: Path) -> None:
+    with Store(tmp_path / "runs.db") as opened:
+        opened.save_recipe("=recipe", "", [Member("=recipe", "@label\nnext", "test", MISSING)])
+    invoke(tmp_path / "runs.db", "--export", tmp_path / "runs.csv")
+    (line,) = read_table(tmp_path / "runs.csv")
+    assert (line["recipe"], line["label"]) == (r"\x3drecipe", r"\x40label\x0anext")
+    assert unescape_cell(line["label"]) == "@label\nnext"

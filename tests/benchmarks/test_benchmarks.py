@@ -14,7 +14,7 @@ from benchmarks.steps import Plan, estimate_seconds, measure_all, measure_cell
 from benchmarks.table import Row, Table, format_row, shorten
 
 import ttvd
-from benchmarks import growth, sites, steps, suite
+from benchmarks import growth, sites, steps, suite, transactions
 
 CPU = torch.device("cpu")
 PLAN = Plan(CPU, Mode(), 0.0, ("plain", "public"), 60.0)
@@ -148,3 +148,24 @@ def test_arguments_have_defaults() -> None:
     assert growth.parse_arguments([]).dim > 0
     assert sites.parse_arguments([]).images % sites.parse_arguments([]).batch == 0
     assert replace(Row("g", "n"), ms=1.0).ms == 1.0
+
+
+@pytest.mark.parametrize("name", ["tent", "ttvd", "t3a"])
+def test_transactions(name: str, tiny: Network) -> None:
+    """A step without protection learns the same, and one after it is protected again."""
+    setup = Setup(tiny, ttvd.list_methods()[name], CPU)
+    milliseconds, ratio = transactions.measure(setup, 3, Mode(), 0.0)
+    assert milliseconds > 0
+    assert ratio > 0
+    adapter, bare, x = setup.adapter(Mode()), setup.adapter(Mode()), setup.batch(3)
+    with transactions.unprotected():
+        bare(x)
+    adapter(x)
+    theirs = bare.snapshot()
+    assert all(torch.equal(tensor, theirs[key]) for key, tensor in adapter.snapshot().items())
+    layer = next(part for part in bare.modules() if isinstance(part, torch.nn.Conv2d))
+    handle = layer.register_forward_hook(lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        bare(x)
+    handle.remove()
+    assert all(torch.equal(tensor, theirs[key]) for key, tensor in bare.snapshot().items())

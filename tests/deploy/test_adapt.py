@@ -1,5 +1,6 @@
 """`ttvd adapt`: from images to predictions on the command line."""
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -242,6 +243,42 @@ def test_bad_input_is_refused_before_any_work(
     command = ("adapt", digits / "digits.npy", "--model", "digits-sla", "--out", tmp_path / "out.csv")
     assert word in refuse_cli(*command, *options)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--out", "out.csv", "--save-state", "out.csv"], ["both"]),
+        (["--out", "out.csv", "--save-state", "out.csv.partial"], ["both"]),
+        (["--out", "out.csv", "--save-state", "link.csv"], ["both"]),
+        (["--out", "out.csv", "--save-state", "images.npy"], ["--save-state", "SOURCE"]),
+        (["--out", "link.npy"], [".csv or .parquet"]),
+        (["--out", "names.csv", "--classes", "names.csv"], ["--out", "--classes"]),
+        (["--out", "out.csv", "--state", "out.csv"], ["--out", "--state"]),
+        (["--out", "out.csv", "--model", "m.st", "--save-state", "m.st"], ["--save-state", "--model"]),
+        (["--out", "folder.csv"], ["folder"]),
+        (["--out", "journal.csv"], ["journal.csv.partial", "folder"]),
+        (["--out", "fifo.csv"], ["ordinary file"]),
+        (["--out", "images.npy/out.csv"], ["folder of"]),
+        (["--out", f"{'x' * 250}.csv"], ["too long"]),
+    ],
+)
+def test_output_paths_are_checked_before_any_work(
+    digits: Path, here: Path, options: list[str], words: list[str]
+) -> None:
+    """Even with --overwrite no input is replaced."""
+    np.save("images.npy", np.load(digits / "digits.npy"))
+    for name in ("names.csv", "out.csv", "m.st"):
+        Path(name).write_text("precious")
+    Path("link.csv").symlink_to("out.csv")
+    Path("folder.csv").mkdir()
+    Path("journal.csv.partial").mkdir()
+    os.mkfifo("fifo.csv")
+    before = {path.name: path.stat().st_mtime_ns for path in here.iterdir()}
+    given = options if "--model" in options else ["--model", "digits-sla", *options]
+    message = refuse_cli("adapt", "images.npy", *given, "--overwrite", "--method", "bn")
+    assert all(word in message for word in words), message
+    assert {path.name: path.stat().st_mtime_ns for path in here.iterdir()} == before
 
 
 @pytest.mark.parametrize("name", ["out.csv", "state"])

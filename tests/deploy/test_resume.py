@@ -2,12 +2,14 @@
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Generator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from tests.helpers.cli import refuse_cli, run_cli
 from tests.helpers.deploy import make_adapter, make_inputs, run_adapt
@@ -63,7 +65,7 @@ def interrupt_after(monkeypatch: pytest.MonkeyPatch, batches: int) -> None:
     """Send SIGINT while a batch of the next stream is at work."""
     original = iterate_batches
 
-    def interrupted(*arguments: Any, **options: Any) -> Iterator[Batch]:
+    def interrupted(*arguments: Any, **options: Any) -> Generator[Batch, None, None]:
         for number, batch in enumerate(original(*arguments, **options), 1):
             if number == batches:
                 os.kill(os.getpid(), signal.SIGINT)
@@ -110,7 +112,7 @@ def test_another_stream_is_not_resumed(digits: Path, tmp_path: Path, monkeypatch
     assert "saved with batch size 16" in refuse_cli(*command, "--resume", "--batch-size", 8)
     names = tmp_path / "names.txt"
     names.write_text("\n".join("abcdefghij"))
-    assert "columns" in refuse_cli(*command, "--resume", "--classes", names)
+    assert "--classes" in refuse_cli(*command, "--resume", "--classes", names)
     assert (partial.read_bytes(), state.read_bytes()) == kept
     partial.write_text("name,prediction,confidence\n")
     assert "0 rows" in refuse_cli(*command, "--resume")
@@ -136,3 +138,99 @@ def test_a_bad_image_on_the_way_loses_nothing(digits: Path, tmp_path: Path) -> N
     assert "79 predictions" in output
     assert "32 of them from before" in output
     assert out.read_bytes() == whole.read_bytes()
+
+
+def stop(result: BatchResult) -> None:
+    if result.index == 1:
+        raise RuntimeError("enough")
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+def test_a_stream_that_has_ended_is_resumed_by_doing_nothing(tmp_path: Path, suffix: str) -> None:
+    out, state = tmp_path / f"out{suffix}", StateFile(tmp_path / "state")
+    adapt_stream(make_adapter(), make_inputs(), out=out, state=state)
+    content = out.read_bytes()
+    for _ in range(2):
+        summary = adapt_stream(make_adapter(), make_inputs(), out=out, state=state, resume=True)
+        assert (summary.rows, summary.images, out.read_bytes()) == (20, 0, content)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [out.name, "state"]
+    out.write_bytes(b"other")
+    with pytest.raises(FileNotFoundError, match="to continue"):
+        adapt_stream(make_adapter(), make_inputs(), out=out, state=state, resume=True)
+    assert out.read_bytes() == b"other"
+
+
+def test_rows_of_another_run_are_not_continued(tmp_path: Path) -> None:
+    """They are as many and as long; only their checksum tells."""
+    out, state = tmp_path / "out.csv", StateFile(tmp_path / "state")
+    with pytest.raises(RuntimeError, match="enough"):
+        adapt_stream(make_adapter(), make_inputs(), out=out, batch_size=4, state=state, callbacks=[stop])
+    partial = tmp_path / "out.csv.partial"
+    content = partial.read_bytes()
+    partial.write_bytes(content.replace(b"1.png", b"7.png"))
+    with pytest.raises(ValueError, match="not those of the run"):
+        adapt_stream(make_adapter(), make_inputs(), out=out, batch_size=4, state=state, resume=True)
+    partial.write_bytes(content + b"a tail that the state does not count")
+    adapt_stream(make_adapter(), make_inputs(), out=out, batch_size=4, state=state, resume=True)
+    assert out.read_bytes().startswith(content)
+
+
+def test_two_processes_do_not_write_one_file(tmp_path: Path) -> None:
+    out, state = tmp_path / "out.csv", StateFile(tmp_path / "state")
+
+    def again(result: BatchResult) -> None:
+        for options in ({"resume": True}, {"overwrite": True}):
+            with pytest.raises(BlockingIOError, match="another process"):
+                adapt_stream(make_adapter(), make_inputs(), out=out, state=state, **options)  # type: ignore[arg-type]
+
+    assert adapt_stream(make_adapter(), make_inputs(), out=out, state=state, callbacks=[again]).rows == 20
+
+
+def test_images_that_were_left_out_stay_left_out(tmp_path: Path) -> None:
+    inputs, out, state = make_inputs(), tmp_path / "out.csv", StateFile(tmp_path / "state")
+
+    def read(number: int) -> torch.Tensor:
+        if number == 2:
+            raise OSError("broken")
+        return inputs.read(number)
+
+    options: Any = {"out": out, "batch_size": 4, "state": state}
+    with pytest.raises(RuntimeError, match="enough"):
+        adapt_stream(
+            make_adapter(), replace(inputs, read=read), **options, on_unreadable="skip", callbacks=[stop]
+        )
+    with pytest.raises(ValueError, match="--unreadable skip"):
+        adapt_stream(make_adapter(), inputs, **options, resume=True)
+    assert adapt_stream(make_adapter(), inputs, **options, on_unreadable="skip", resume=True).rows == 19
+
+
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [
+        (["--method", "tent"], "--method"),
+        (["--param", "count=8"], "--param"),
+        (["--model", "digits-plain"], "--model"),
+        (["--views", "4"], "--views"),
+        (["--batch-size", "8"], "--batch-size"),
+        (["--gray"], "--gray"),
+        (["--interpolation", "bicubic"], "--interpolation"),
+        (["--classes", "other.txt"], "--classes"),
+        (["--out", "out.parquet"], "--out"),
+    ],
+)
+def test_other_options_are_named(
+    digits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[str], word: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("names.txt").write_text("\n".join("abcdefghij"))
+    Path("other.txt").write_text("\n".join("abcdefghik"))
+    given = ["--method", "bn", "--batch-size", "16", "--classes", "names.txt", "--out", "out.csv"]
+    command = ("adapt", digits / "digits.npy", "--model", "digits-sla", *given, "--save-state", "state")
+    interrupt_after(monkeypatch, 1)
+    assert run_cli(*command).exit_code == 130
+    monkeypatch.setattr(stream, "iterate_batches", iterate_batches)
+    kept = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    assert word in refuse_cli(*command, "--resume", *options)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == kept
+    without = [part for part in command if part not in ("--classes", "names.txt")]
+    assert "--classes" in refuse_cli(*without, "--resume")

@@ -1,5 +1,6 @@
 """`ttvd.deploy.adapt_stream`: what it writes, calls and returns, and what it refuses."""
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -66,6 +67,19 @@ def test_unreadable_images_are_reported(tmp_path: Path) -> None:
     assert len(summary.entropies) == 2
     with pytest.raises(ValueError, match=r"2\.png"):
         adapt_stream(make_adapter(), bad, batch_size=2)
+
+
+def test_no_journal_without_rows_is_left(tmp_path: Path) -> None:
+    def read(number: int) -> torch.Tensor:
+        raise OSError("broken")
+
+    def stop(result: BatchResult) -> None:
+        raise RuntimeError("enough")
+
+    inputs = replace(make_inputs(), read=read)
+    with pytest.raises(RuntimeError, match="enough"):
+        adapt_stream(make_adapter(), inputs, out=tmp_path / "a.csv", on_unreadable="skip", callbacks=[stop])
+    assert not list(tmp_path.iterdir())
 
 
 def test_an_exception_in_a_callback_ends_the_stream_after_its_batch(tmp_path: Path) -> None:
@@ -136,6 +150,15 @@ def test_output_paths_are_checked_before_the_first_batch(tmp_path: Path) -> None
     with pytest.raises(ValueError, match="state was saved to"):
         adapt_stream(make_adapter(), make_inputs(), out=out, resume=True)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "folder.csv"]
+
+
+def test_a_folder_without_permission_is_noticed_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "access", lambda *_: False)  # root may write everywhere
+    with pytest.raises(PermissionError, match=r"folder of .*out\.csv"):
+        adapt_stream(make_adapter(), make_inputs(), out=tmp_path / "out.csv")
+    assert not list(tmp_path.iterdir())
 
 
 def test_images_that_do_not_fit_the_model_are_explained(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args
 from ttvd.bench.encoding import BINS, SUMS
 from ttvd.bench.spec import Run, Spec
 from ttvd.bench.store import Failure, Reader, Summary
-from ttvd.files import open_atomic
+from ttvd.files import escape_cell, open_atomic
 
 Status = Literal["done", "failed", "running", "missing"]
 STATUSES: tuple[Status, ...] = get_args(Status)
@@ -201,6 +201,8 @@ def _flatten_batches(key: str, run: Run) -> Iterator[dict[str, Any]]:
 
 def _write(path: Path, columns: Mapping[str, str], chunks: Iterable[list[dict[str, Any]]]) -> int:
     def to_cell(value: Any, kind: str) -> Any:
+        if kind == "text" and value is not None and path.suffix == ".csv":
+            return escape_cell(value)
         return json.dumps(value, sort_keys=True) if kind == "json" and value is not None else value
 
     check_target(path)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import TracebackType
 from typing import TYPE_CHECKING, Literal, Self
 
 import typer
@@ -89,7 +91,10 @@ def adapt(
         raise ValueError(
             "--resume needs --save-state FILE, the state that the run saved, and excludes --state"
         )
-    if save_state is not None and save_state.is_file() and not (resume or overwrite or save_state == state):
+    inputs_by_option = {"SOURCE": source, "--model": Path(model), "--weights": weights, "--sites": sites}
+    _check_files(out, save_state, inputs_by_option | {"--classes": classes}, state)
+    goes_on = resume or overwrite or (save_state == state)
+    if save_state is not None and save_state.is_file() and not goes_on:
         raise FileExistsError(
             f"{save_state} exists; continue its run with --resume, or replace it with --overwrite"
         )
@@ -126,15 +131,15 @@ def adapt(
     if inputs.skipped:
         console.print(describe_skipped(inputs.skipped), style="yellow", soft_wrap=True)
     _check_size(inputs, found)
-    identity = identify(method, parameters, seen)
+    identity = _identify_more(chosen, found, views) | identify(method, parameters, seen)
     if state is not None:
         StateFile(state, identity).load(adapter)
-    with _Progress(console, len(inputs), out, can_resume=save_state is not None) as progress:
+    with _Progress(console, len(inputs)) as progress:
         summary = adapt_stream(
             adapter,
             inputs,
             out=out,
-            classes=None if classes is None else classes.read_text(encoding="utf-8").splitlines(),
+            classes=None if classes is None else _read_classes(classes),
             batch_size=batch_size,
             on_unreadable=unreadable,
             state=None if save_state is None else StateFile(save_state, identity),
@@ -145,6 +150,37 @@ def adapt(
     _print_summary(summary, out, console)
     if summary.rows == 0:
         raise typer.Exit(1)
+
+
+def _check_files(
+    out: Path, save_state: Path | None, inputs: Mapping[str, Path | None], state: Path | None
+) -> None:
+    """Refuse an output that would replace an input. Only the state that a run begins with may be replaced."""
+    from ttvd.deploy.predictions import partial_path
+    from ttvd.files import is_same_file
+
+    outputs = {"--out": out, "the rows of --out": partial_path(out), "--save-state": save_state}
+    for option, path in outputs.items():
+        more = {} if option == "--save-state" else {"--state": state}
+        for other, read in {**inputs, **more}.items():
+            if path is not None and read is not None and is_same_file(path, read):
+                raise ValueError(f"{option} and {other} are the same file, {path}; choose another output")
+
+
+def _read_classes(path: Path) -> list[str]:
+    try:
+        return path.read_text(encoding="utf-8-sig").splitlines()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} must be a text file in UTF-8 with a name on each line: {error}") from error
+
+
+def _identify_more(method: Method, source: Source, views: int) -> dict[str, str]:
+    """Describe what the results of a command depend on beside the model, the method and its parameters."""
+    from ttvd.bench.resources import hash_sites, list_site_parts
+
+    sites = source.sites if "sites" in method.needs else None
+    digest = "none" if sites is None else hash_sites(sites, list_site_parts(sites))
+    return {"method revision": str(method.revision), "views": str(views), "sites": digest}
 
 
 def _check_needs(method: Method, source: Source) -> None:
@@ -178,33 +214,31 @@ def _check_size(inputs: Inputs, source: Source) -> None:
 class _Progress:
     """A progress bar, and a message about the rows that are kept if the stream is interrupted."""
 
-    def __init__(self, console: Console, total: int, out: Path, *, can_resume: bool) -> None:
+    def __init__(self, console: Console, total: int) -> None:
         from rich.progress import Progress
 
         self._bars = Progress(console=console)
         self._bar = self._bars.add_task("Adapting", total=total)
-        self._out, self._can_resume = out, can_resume
-        self._rows = 0
 
     def __enter__(self) -> Self:
         self._bars.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        from ttvd.deploy.predictions import partial_path
-
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
         self._bars.stop()
-        if kind is not None and self._rows:
-            hint = " --resume continues." if self._can_resume else ""
-            typer.echo(f"ttvd: stopped; {self._rows} rows are in {partial_path(self._out)}.{hint}", err=True)
+        for note in getattr(error, "__notes__", ()):
+            typer.echo(f"ttvd: stopped; {note}", err=True)
 
     def show(self, result: BatchResult) -> None:
-        self._rows = result.position.rows
         self._bars.update(self._bar, completed=result.position.images)
 
 
 def _print_summary(summary: StreamSummary, out: Path, console: Console) -> None:
     from rich.table import Table
+
+    from ttvd.files import escape_cell
 
     table = Table("part of the stream", "entropy / ln k", "kept %", box=None)
     batches = len(summary.kept)
@@ -218,7 +252,7 @@ def _print_summary(summary: StreamSummary, out: Path, console: Console) -> None:
     console.print(f"predictions by class: {counts}")
     console.print(f"parameters moved by {100 * summary.moved:.2f} % of their norm")
     for name, reason in summary.unreadable[:10]:
-        console.print(f"left out: {name}: {reason}", style="yellow")
+        console.print(f"left out: {escape_cell(name)}: {reason}", style="yellow", soft_wrap=True)
     earlier = summary.rows - summary.images
     note = f" ({earlier} of them from before)" if earlier else ""
     console.print(f"{summary.rows} predictions in {out}{note}, {len(summary.unreadable)} images left out")

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,22 @@ from ttvd.nn.fingerprint import fingerprint
 from ttvd.zoo.tensorfile import read_tensors, write_tensors
 
 KIND = "ttvd.state"
-FORMAT = 2
+FORMAT = 3
+_REMEDY = "begin again without a state"
+_OPTIONS = {
+    "method": "--method",
+    "method revision": "version of ttvd",
+    "parameters": "--param",
+    "model": "--model and --weights",
+    "sites": "--sites",
+    "views": "--views",
+    "input": "images, in the same preparation (--size, --resize, --crop, --interpolation, --gray, "
+    "--ignore-orientation)",
+    "batch size": "--batch-size",
+    "classes": "--classes",
+    "output": "suffix of --out",
+}
+"""What to give again, by the key of the metadata that differs."""
 
 
 @dataclass(frozen=True)
@@ -23,10 +38,15 @@ class Position:
     Attributes:
         images: Number of images that the stream had passed, unreadable ones included.
         rows: Number of predictions that it had written.
+        size: Number of bytes of the journal of these predictions; 0 before the journal was begun. See
+            :class:`ttvd.deploy.predictions.PredictionWriter`.
+        checksum: CRC-32 of these bytes.
     """
 
     images: int = 0
     rows: int = 0
+    size: int = 0
+    checksum: int = 0
 
 
 def identify(method: str, parameters: Mapping[str, Any], model: nn.Module) -> dict[str, str]:
@@ -78,10 +98,13 @@ class StateFile:
             position: How far the stream has come.
             stream: Description of the stream, which :meth:`resume` compares.
         """
-        position = position or Position()
-        numbers = {"position": str(position.images), "rows": str(position.rows)}
+        numbers = {key: str(value) for key, value in asdict(position or Position()).items()}
         metadata = {**self.identity, **(stream or {}), **numbers}
-        write_tensors(self.path, adapter.state_dict(), kind=KIND, version=FORMAT, metadata=metadata)
+        try:
+            write_tensors(self.path, adapter.state_dict(), kind=KIND, version=FORMAT, metadata=metadata)
+        except OSError as error:
+            error.filename = error.filename or str(self.path)  # a full disk does not say where
+            raise
 
     def load(self, adapter: Adapter) -> None:
         """Load the state into an adapter that begins a new stream.
@@ -107,12 +130,17 @@ class StateFile:
             ValueError: As for :meth:`load`, or the state belongs to another stream.
         """
         metadata = self._load(adapter, stream)
-        return Position(int(metadata["position"]), int(metadata["rows"]))
+        numbers = {field.name: metadata.get(field.name, "") for field in fields(Position)}
+        if not all(text.isdecimal() for text in numbers.values()):
+            raise ValueError(f"{self.path} does not say how far its stream had come; {_REMEDY}")
+        return Position(**{name: int(text) for name, text in numbers.items()})
 
     def _load(self, adapter: Adapter, stream: Mapping[str, str]) -> dict[str, str]:
-        tensors, metadata = read_tensors(
-            self.path, kind=KIND, version=FORMAT, remedy="begin again without a state"
-        )
+        if not self.path.exists():
+            raise FileNotFoundError(
+                f"there is no state at {self.path}; leave --resume or --state out to begin without"
+            )
+        tensors, metadata = read_tensors(self.path, kind=KIND, version=FORMAT, remedy=_REMEDY)
         for key, expected in {**self.identity, **stream}.items():
             if metadata.get(key) != expected:
                 advice = (
@@ -122,7 +150,10 @@ class StateFile:
                 )
                 raise ValueError(
                     f"{self.path} was saved with {key} {metadata.get(key)}, this run has {expected}; "
-                    f"use the same {key}{advice}"
+                    f"use the same {_OPTIONS.get(key, key)}{advice}"
                 )
-        adapter.load_state_dict(tensors)
+        try:
+            adapter.load_state_dict(tensors)
+        except ValueError as error:
+            raise ValueError(f"{self.path} cannot be loaded: {error}") from error
         return metadata

@@ -1,11 +1,13 @@
 """The loop of deployment: adapt to a stream batch by batch, write predictions, save states."""
 
+import hashlib
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
+from types import TracebackType
 from typing import Self
 
 import torch
@@ -14,6 +16,7 @@ from torch import Tensor
 from ttvd.deploy.inputs import Batch, Inputs, OnUnreadable, iterate_batches
 from ttvd.deploy.predictions import PredictionWriter, check_output, partial_path
 from ttvd.deploy.states import Position, StateFile
+from ttvd.files import is_same_file, remove_unfinished
 from ttvd.interrupts import defer_interrupts
 from ttvd.methods import Adapter
 from ttvd.methods.shared.losses import entropy
@@ -88,10 +91,15 @@ def adapt_stream(
 ) -> StreamSummary:
     """Predict a stream of images in order and adapt on the way.
 
-    With ``state`` an interrupted stream can be resumed, and its predictions are then the same as without the
-    interruption. Ctrl-C and SIGTERM wait for the end of the batch, because a batch that is cut off may have changed
-    the adapter in part; a second signal does not wait. Where a batch is cut off or fails, the state that was saved
-    before it stays. Signals are handled in the main thread only.
+    The rows of a batch are in ``<out>.partial`` before its callbacks are called, and a kill of the process does not
+    lose them. Every 100 batches (or ``state.every``), at the end and when the stream is interrupted, the disk is made
+    to have them, and a state that counts them is saved. After a power cut the rows up to there are left.
+
+    With ``state`` a stream that was interrupted in any way can be resumed, and the file is then the same as without
+    the interruption, byte by byte. A stream that had ended is resumed by doing nothing. Ctrl-C and SIGTERM wait for
+    the end of the batch, because nobody knows whether a batch that is cut off has changed the adapter; a second signal
+    does not wait. Where a batch is cut off or fails, the state that was saved before it stays. Signals are handled in
+    the main thread only. A note of the exception says how many rows are left (``error.__notes__``).
 
     Args:
         adapter: The adapter. It adapts in place.
@@ -102,7 +110,8 @@ def adapt_stream(
         on_unreadable: ``"stop"`` raises at an image that cannot be used, ``"skip"`` leaves it out.
         state: File that the state is saved to: before the first batch, every ``state.every`` batches, and at the end.
             A file that exists is replaced.
-        resume: Continue an interrupted run from ``state`` and the rows that it wrote.
+        resume: Continue an interrupted run from ``state`` and the rows that it wrote. Rows that the state does not
+            count are cut off and computed again.
         overwrite: Replace ``out`` if it exists, and the rows of an interrupted run.
         callbacks: Functions that are called after each batch. A callback that raises an exception ends the stream
             after this batch; the state is saved.
@@ -111,8 +120,10 @@ def adapt_stream(
         A summary of this run.
 
     Raises:
+        BlockingIOError: Another process is writing ``out``.
         FileExistsError: ``out`` exists, and neither ``resume`` nor ``overwrite`` is set.
         KeyboardInterrupt: The user stopped the stream.
+        OSError: A file cannot be written.
         ValueError: The images do not fit the model, or the run cannot be resumed.
 
     Example:
@@ -129,15 +140,18 @@ def adapt_stream(
         >>> summary.images
         10
     """
-    stream = {"input": inputs.identity, "batch size": str(batch_size)}
-    position = _find_position(adapter, state, stream, out, resume)
-    writer = None
+    stream = _describe_stream(inputs, batch_size, classes, out)
+    _check_paths(out, state, resume)
+    position = state.resume(adapter, stream) if state is not None and resume else Position()
+    _check_left_out(position, on_unreadable)
+    summary, writer = _SummaryBuilder(adapter), None
     if out is not None:
-        rows = position.rows if resume else None
-        writer = PredictionWriter(out, classes=classes, resume_rows=rows, overwrite=overwrite)
-    saver, summary = _StateSaver(adapter, state, stream, position), _SummaryBuilder(adapter)
-    batches = iterate_batches(inputs, batch_size, on_unreadable=on_unreadable, start=position.images)
-    with writer or nullcontext(), defer_interrupts() as interrupt, saver:
+        writer = PredictionWriter(
+            out, classes=classes, resume=position if resume else None, overwrite=overwrite
+        )
+    saver = _Saver(adapter, state, stream, writer, position)
+    loader = iterate_batches(inputs, batch_size, on_unreadable=on_unreadable, start=position.images)
+    with closing(loader) as batches, defer_interrupts() as interrupt, saver:
         for index, batch in enumerate(batches):
             saver.begin_batch()
             logits = torch.empty(0, 0)
@@ -148,9 +162,7 @@ def adapt_stream(
                 _check_classes(classes, logits)
             position = Position(batch.stop, position.rows + len(batch.positions))
             result = _describe(index, position, batch, inputs, logits, adapter)
-            if writer is not None:
-                writer.write(result.names, result.predictions, result.confidences)
-            saver.end_batch(position)
+            saver.end_batch(result)
             summary.add(result)
             for callback in callbacks:
                 callback(result)
@@ -159,41 +171,100 @@ def adapt_stream(
     return summary.build(position.rows)
 
 
-class _StateSaver:
-    """Saves the state of an adapter between batches: before the first one, every few, and when the stream ends.
+class _Saver:
+    """Keeps the rows and the state of a stream together.
 
-    A stream also ends by an exception. If that happens within a batch, the adapter may have changed in part, and the
+    The order is what makes every moment safe for a kill or a power cut: rows are appended and synced, then the state
+    that counts them replaces the one before. So the rows that the state on the disk counts are always there. A state
+    before the first row is saved before the journal is touched. The journal gets its final name after the state of
+    the end was saved.
+
+    A stream also ends by an exception. If that happens within a batch, the adapter may be ahead of the rows, and the
     state that was saved before stays.
     """
 
     def __init__(
-        self, adapter: Adapter, state: StateFile | None, stream: Mapping[str, str], position: Position
+        self,
+        adapter: Adapter,
+        state: StateFile | None,
+        stream: Mapping[str, str],
+        writer: PredictionWriter | None,
+        position: Position,
     ) -> None:
-        self._adapter, self._state, self._stream, self._position = adapter, state, stream, position
-        self._within_batch = False
+        self._adapter, self._state, self._stream, self._writer = adapter, state, stream, writer
+        self._position = self._saved = position
+        self._every = StateFile.every if state is None else state.every
+        self._within_batch = self._has_failed = False
         self._batches = 0
 
     def __enter__(self) -> Self:
+        try:
+            if self._state is not None:
+                remove_unfinished(self._state.path)
+            self._save_state()
+            if self._writer is not None:
+                self._writer.begin()
+        except BaseException as error:
+            self._leave(error)
+            raise
         return self
 
-    def __exit__(self, *_: object) -> None:
-        if not self._within_batch:
-            self._save()
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        try:
+            self._save_last()
+            if self._writer is not None and error is None:
+                self._writer.finish()
+        except BaseException as last:
+            error = last
+            raise
+        finally:
+            self._leave(error)
 
     def begin_batch(self) -> None:
-        if self._batches == 0:
-            self._save()  # a path that cannot be written must show before the first batch
         self._within_batch = True
 
-    def end_batch(self, position: Position) -> None:
-        self._position, self._within_batch = position, False
+    def end_batch(self, result: BatchResult) -> None:
+        if self._writer is not None:
+            self._writer.write(result.names, result.predictions, result.confidences)
+        self._position, self._within_batch = result.position, False
         self._batches += 1
-        if self._state is not None and self._batches % self._state.every == 0:
+        if self._batches % self._every == 0:
+            self._save()
+
+    def _save_last(self) -> None:
+        is_whole = self._state is None or not self._within_batch  # rows alone are whole at any time
+        if is_whole and not self._has_failed and self._position != self._saved:
             self._save()
 
     def _save(self) -> None:
+        self._has_failed = True  # a sync that has failed once says nothing when it succeeds later
+        if self._writer is not None:
+            self._writer.sync()
+        self._save_state()
+        self._saved, self._has_failed = self._position, False
+
+    def _save_state(self) -> None:
         if self._state is not None:
-            self._state.save(self._adapter, self._position, self._stream)
+            position = self._position
+            if self._writer is not None:
+                position = replace(position, size=self._writer.size, checksum=self._writer.checksum)
+            self._state.save(self._adapter, position, self._stream)
+
+    def _leave(self, error: BaseException | None) -> None:
+        """Let go of the journal. Say which rows are left where the stream did not reach its end."""
+        if self._writer is None:
+            return
+        if error is not None and self._saved.rows:
+            hint = "" if self._state is None else "; --resume continues after them (in Python resume=True)"
+            error.add_note(f"{self._saved.rows} rows are in {self._writer.partial}{hint}")
+        elif (
+            error is not None and self._position.rows == 0 and (not self._state or not self._position.images)
+        ):
+            with suppress(OSError):  # the error itself says more
+                self._writer.discard()
+        self._writer.close()
 
 
 class _SummaryBuilder:
@@ -216,27 +287,50 @@ class _SummaryBuilder:
         return StreamSummary(self._entropies, self._kept, self._histogram, self._unreadable, moved, rows)
 
 
-def _find_position(
-    adapter: Adapter, state: StateFile | None, stream: Mapping[str, str], out: Path | None, resume: bool
-) -> Position:
-    """Check the state file, and return where the stream begins. An adapter that resumes gets its state."""
+def _describe_stream(
+    inputs: Inputs, batch_size: int, classes: Sequence[str] | None, out: Path | None
+) -> dict[str, str]:
+    """Describe everything that the rows depend on beside the adapter. A stream is resumed with the same only."""
+    named = "none"
+    if classes is not None:
+        digest = hashlib.sha256("\n".join(classes).encode(errors="surrogatepass")).hexdigest()
+        named = f"{len(classes)} names, {digest[:12]}"
+    written = "none" if out is None else out.suffix
+    return {"input": inputs.identity, "batch size": str(batch_size), "classes": named, "output": written}
+
+
+def _check_paths(out: Path | None, state: StateFile | None, resume: bool) -> None:
+    """Refuse paths that cannot be written to, and one path for two things."""
     if state is None:
         if resume:
             raise ValueError("to resume a stream, pass the file that its state was saved to")
-        return Position()
-    if out is not None and state.path.resolve() in (out.resolve(), partial_path(out).resolve()):
+        return
+    if out is not None and is_same_file(state.path, out, partial_path(out)):
         raise ValueError(f"the state and the predictions cannot both be written to {state.path}")
     check_output(state.path, overwrite=True)
-    return state.resume(adapter, stream) if resume else Position()
+
+
+def _check_left_out(position: Position, on_unreadable: OnUnreadable) -> None:
+    if on_unreadable == "stop" and position.images != position.rows:
+        raise ValueError(
+            f"the run that is resumed has left out {position.images - position.rows} images that cannot be used, and "
+            "this run would stop at them; resume with --unreadable skip (in Python on_unreadable='skip')"
+        )
 
 
 @contextmanager
 def _explain_shape(images: Tensor) -> Iterator[None]:
     try:
         yield
-    except RuntimeError as error:
+    except torch.OutOfMemoryError:
+        raise
+    except (RuntimeError, ValueError) as error:
+        # The first batch of a shape is tried by the adapter, which explains the error of the model.
+        reason = error.__cause__ if isinstance(error, ValueError) else error
+        if not isinstance(reason, RuntimeError):
+            raise
         raise ValueError(
-            f"the model cannot take images of size {tuple(images.shape[1:])}: {str(error).splitlines()[0]} (--size, "
+            f"the model cannot take images of size {tuple(images.shape[1:])}: {str(reason).splitlines()[0]} (--size, "
             "or --resize and --crop, change the size of pictures, --gray makes one channel)"
         ) from error
 
