@@ -682,6 +682,7 @@ TARGETS: dict[str, Target] = {
     "store, edited": Target(_write_store, _read_store, edit_cells),
     "state": Target(_write_state, _read_state),
     "state, header": Target(_write_state, _read_state, _mutate_header),
+    "state, forged": Target(_write_state, _read_state, _forge_tensors, exact=False),
     "picture": Target(_write_picture, _read_picture, exact=False),
     "array": Target(_write_array, _read_array, exact=False),
     "packed runs": Target(_write_packed, _read_packed),
