@@ -6,12 +6,13 @@ PIP_FLAGS ?=
 BIN := $(VENV)/bin
 # The oldest versions that ttvd allows, in an environment of their own.
 OLDEST ?= $(VENV)/oldest
+FUZZ_SECONDS ?= 300
 OLDEST_TOOLS := pytest pytest-xdist hypothesis scipy shapely
 # Threads that wait give their core away, and memory that is freed is kept for the next step: see docs/performance.md.
 STEADY := OMP_WAIT_POLICY=passive MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=8589934592
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-browser test-oldest lint format bench results soak wheel-check clean
+.PHONY: help demo test test-browser test-oldest lint format bench results soak fuzz wheel-check clean
 
 help:  ## List the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 16
@@ -69,6 +70,10 @@ results: $(or $(wildcard $(VENV)/.dev),$(VENV)/.demo)  ## Make the tables and fi
 
 soak: $(VENV)/.dev  ## Run every method over 20,000 batches and watch its memory
 	$(BIN)/python tools/soak.py
+
+fuzz: $(VENV)/.dev  ## Read odd and damaged files of every kind for FUZZ_SECONDS, 300 unless given
+	OMP_NUM_THREADS=1 $(BIN)/python tools/fuzz.py --seconds $(FUZZ_SECONDS)
+	OMP_NUM_THREADS=1 TTVD_FUZZ=20 $(BIN)/python -m pytest -q tests/data/test_damaged_files.py
 
 wheel-check: $(VENV)/.dev  ## Build the wheel, install it into an empty environment and use it
 	$(BIN)/python tools/wheel_check.py --constraints constraints.txt

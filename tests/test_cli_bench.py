@@ -12,11 +12,13 @@ from pathlib import Path
 import pytest
 import typer.testing
 
-from tests.helpers.cli import enter_folder, refuse_cli, run_cli, write_method
-from tests.helpers.engines import SMALL, PlainEngine, do_here, strip
+from tests.helpers.cli import check_cli, enter_folder, refuse_cli, run_cli, write_method
+from tests.helpers.engines import SMALL, PlainEngine, do_here, make_spec, strip
 from ttvd.bench.engines import Event, Shared, Started
+from ttvd.bench.grid import make_plans
 from ttvd.bench.job import execute
 from ttvd.bench.plan import plan
+from ttvd.bench.recipe import cut_lines, list_entries, read_recipe
 from ttvd.bench.resources import Resources
 from ttvd.bench.spec import Run, Spec, WorkerConfig
 from ttvd.bench.store import Store
@@ -190,12 +192,70 @@ def test_a_store_below_a_file_is_refused(recipe: Path, monkeypatch: pytest.Monke
 def test_a_method_of_the_user(recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The module lies in the current folder, and the workers of the local engine find it too."""
     enter_folder(tmp_path, monkeypatch)
-    recipe.write_text(SMALL.replace('["bn", "tent"]', f'["source", "{write_method(tmp_path)}"]'))
-    result = run_bench(recipe, "--store", "runs.db", "--jobs", 1)
+    method = write_method(tmp_path)
+    recipe.write_text(SMALL.replace('["bn", "tent"]', f'["source", "{method}"]'))
+    result = run_bench(recipe, "--store", "runs.db", "--jobs", 1, "--allow-code")
     assert result.exit_code == 0, result.output
     with Store(Path("runs.db"), readonly=True) as store:
         source, own = store.load(store.done()).values()
     assert source.totals == own.totals
+    # A report on the store does not need the module, and does not import it.
+    module = method.partition(":")[0]
+    del sys.modules[module]
+    Path(f"{module}.py").write_text("raise SystemExit('imported')")
+    check_cli("report", "runs.db", "--out", "page")
+    check_cli("runs", "runs.db", "--pack", "packed")
+    check_cli("runs", "packed/small.csv")
+    assert method in Path("page/index.html").read_text()
+    assert module not in sys.modules
+
+
+TRAP = "import pathlib\npathlib.Path('ran').touch()\n\n\ndef make():\n    raise SystemExit('ran')\n"
+FIGURE = '\nfigures = [{kind = "samples", checkpoint = "digits-sla", methods = {bn = "MODULE:Class"}}]\n'
+
+
+@pytest.mark.parametrize("options", [[], ["--dry-run"], ["--only", "bn"]])
+@pytest.mark.parametrize(
+    ("old", "new", "entry"),
+    [
+        ('"tent"', '"MODULE:Class"', "[[methods]] name 'MODULE:Class'"),
+        ('"digits-plain"', '"MODULE:make"', "[checkpoints] plain 'MODULE:make'"),
+        (
+            '{name = ["bn", "tent"]}',
+            '{name = "bn", checkpoint = "MODULE:make"}',
+            "[[methods]] checkpoint 'MODULE:make'",
+        ),
+        ('{name = ["bn", "tent"]}]', f'{{name = "bn"}}]{FIGURE}', "[[figures]] methods 'MODULE:Class'"),
+    ],
+)
+def test_code_in_a_recipe_is_not_imported_unless_it_is_allowed(
+    old: str, new: str, entry: str, options: list[str], recipe: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    enter_folder(recipe.parent, monkeypatch)
+    Path("trap.py").write_text(TRAP)
+    recipe.write_text(SMALL.replace(old, new).replace("MODULE", "trap"))
+    message = refuse_cli("bench", recipe, "--store", "runs.db", *options)
+    assert entry.replace("MODULE", "trap") in message
+    assert "--allow-code" in message
+    assert sorted(path.name for path in Path().iterdir()) == ["small.toml", "trap.py"]
+    assert "trap" not in sys.modules
+
+
+def test_python_refuses_code_too(recipe: Path, tmp_path: Path) -> None:
+    recipe.write_text(SMALL.replace('"digits-plain"', '"trap:make"'))
+    read = read_recipe(recipe)
+    resources = Resources(WorkerConfig())
+    for refused in (
+        lambda: make_plans([read], WorkerConfig()),
+        lambda: plan(read, resources),
+        lambda: list_entries(read),
+        lambda: cut_lines(read, ["bn"]),
+        lambda: resources.source("trap:make"),
+        lambda: resources.method("trap:Class"),
+        lambda: execute(make_spec(method="trap:Class"), resources),
+    ):
+        with pytest.raises(ValueError, match="allow_code=True"):
+            refused()
 
 
 # Real processes.
@@ -248,6 +308,18 @@ def members_of(session: int) -> list[int]:
 def count_done(text: str) -> int:
     [number] = re.findall(r"^(\d+) runs? done", text, re.MULTILINE)
     return int(number)
+
+
+@pytest.mark.parametrize("seconds", [0.5, 1.2])
+def test_sigterm_in_the_first_moments(recipe: Path, tmp_path: Path, seconds: float) -> None:
+    command = Command(recipe, tmp_path / "runs.db")
+    time.sleep(seconds)  # it imports libraries, or makes its plan
+    os.kill(command.process.pid, signal.SIGTERM)
+    code, text = command.end()
+    assert code == 130, text
+    assert "interrupted" in text.lower()
+    assert "Traceback" not in text
+    assert command.leftovers() == []
 
 
 @pytest.mark.slow

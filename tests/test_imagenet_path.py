@@ -153,7 +153,7 @@ def test_a_model_of_timm_is_prepared_as_timm_says(
     assert len((desk / "vit.csv").read_text().splitlines()) == 1 + len(CLASSES)
     recipe = 'data.set = "imagenet-c"\ndata.corruptions = ["fog"]\nstream.batch_size = 3\n'
     recipe += 'checkpoints.plain = "mymodels:vit_tiny"\n[[methods]]\nname = ["source", "bn", "tent"]'
-    resources = Resources(WorkerConfig(world))
+    resources = Resources(WorkerConfig(world, allow_code=True))
     runs = [execute(member.spec, resources) for member in plan(parse_recipe(recipe, "vit"), resources)]
     assert (
         runs[0].totals["error"] == runs[1].totals["error"]

@@ -61,6 +61,31 @@ def raise_interrupts() -> Iterator[None]:
 
 
 @contextmanager
+def delay_interrupts() -> Iterator[None]:
+    """Inside the block, Ctrl-C and SIGTERM wait; at its end they go to the handlers that were there before.
+
+    This is for moments in which an exception does harm: libraries that are imported may turn it into an error of their
+    own, and a process that is being started would be left without its parent.
+
+    Example:
+        >>> with raise_interrupts():
+        ...     try:
+        ...         with delay_interrupts():
+        ...             signal.raise_signal(signal.SIGTERM)
+        ...             print("goes on")
+        ...     except KeyboardInterrupt:
+        ...         print("stops here")
+        goes on
+        stops here
+    """
+    came: list[int] = []
+    with _handle_signals(lambda number, frame: came.append(number)):
+        yield
+    for number in came[:1]:
+        signal.raise_signal(number)
+
+
+@contextmanager
 def _handle_signals(handler: "signal._HANDLER") -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -5,14 +5,14 @@ from collections.abc import Iterable, Iterator
 import pytest
 
 from tests.helpers.engines import do_fake, make_run, make_spec
-from ttvd.bench.engines import Engine, Event, Failed, Finished, Idle, Message, Shared, Started, WorkerLost
+from ttvd.bench.engines import Event, Failed, Finished, Idle, Message, Shared, Started, WorkerLost, WorkerPool
 from ttvd.bench.engines.worker import Worker
 from ttvd.bench.spec import Spec, WorkerConfig
 
 SPECS = [make_spec(seed) for seed in range(4)]
 
 
-class PaperEngine(Engine):
+class PaperEngine(WorkerPool):
     """Two workers; the first run loses its worker so many times before it succeeds."""
 
     def __init__(self, losses: int = 0, *, node_lost: bool = False) -> None:

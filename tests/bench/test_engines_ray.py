@@ -1,18 +1,26 @@
 """A Ray cluster of this machine; it is started once, by the one test that needs it."""
 
+import itertools
 import os
 import signal
+import subprocess
+import sys
 import time
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from tests.helpers.engines import do_here, do_slowly, plan_small, strip
+from tests.helpers.engines import SMALL, do_here, do_slowly, plan_small, strip
 from ttvd import __version__
 from ttvd.bench.engines import Advanced, Event, Failed, Finished, Message, Started
-from ttvd.bench.engines.ray import RayEngine
+from ttvd.bench.engines.ray import RayEngine, RayPool
+from ttvd.bench.grid import make_plans
+from ttvd.bench.recipe import cut_seeds, parse_recipe
 from ttvd.bench.spec import WorkerConfig
+from ttvd.bench.store import Store
 
 ROOT = Path(__file__).parents[2]
 
@@ -66,7 +74,7 @@ def test_starts_that_fail_now_and_then_do_not_end_a_long_grid(monkeypatch: pytes
         return handle, __version__
 
     monkeypatch.setattr(ray, "get", get)
-    engine = RayEngine()
+    engine = RayPool(None, None, 1.0, 1, do_slowly)
     handles = ["bad 1", "bad 2", "good 1", "bad 3", "bad 4", "good 2"]
     engine._starting = dict.fromkeys([*handles, "bad 5", "bad 6", "bad 7"])
     messages = [event for handle in handles for event in engine._welcome(handle)]
@@ -76,13 +84,16 @@ def test_starts_that_fail_now_and_then_do_not_end_a_long_grid(monkeypatch: pytes
 
 
 def test_a_head_that_is_gone_ends_the_grid_with_a_word() -> None:
-    engine = RayEngine(jobs=1)
-    engine._head, engine._head_answered = ("127.0.0.1", 1), time.monotonic()
-    assert not engine._has_free_worker()  # it may come back
-    engine._head_answered -= 60
-    engine._count_at = 0.0
-    with pytest.raises(ConnectionError, match="does not answer"):
-        engine._has_free_worker()
+    engine, killed = RayEngine("127.0.0.1:1", jobs=1), list[int]()
+    engine._process = SimpleNamespace(kill=lambda: killed.append(1))
+    engine._watched, engine._answered = {"its head": ("127.0.0.1", 1)}, {"its head": time.monotonic()}
+    engine._check_cluster()  # it may come back
+    engine._answered["its head"] -= 60
+    engine._check_cluster()  # it was asked a moment ago
+    engine._ask_at = 0.0
+    with pytest.raises(ConnectionError, match="its head does not answer"):
+        engine._check_cluster()
+    assert killed
 
 
 @pytest.mark.parametrize("gpus", [0.0, -1.0, 1.5, float("nan")])
@@ -101,7 +112,63 @@ def test_an_engine_without_workers_is_refused() -> None:
         RayEngine(jobs=0)
 
 
-@pytest.mark.parametrize(("address", "message"), [("127.0.0.1:1", "ray start --head"), ("head", "HOST:PORT")])
+@pytest.mark.parametrize(
+    ("address", "message"),
+    [("127.0.0.1:1", "ray start --head"), ("head", "HOST:PORT"), ("127.0.0.1:65536", "HOST:PORT")],
+)
 def test_a_cluster_that_is_not_there_is_noticed_at_once(address: str, message: str) -> None:
     with pytest.raises((ValueError, OSError), match=message):
         next(RayEngine(address).run([], WorkerConfig()))
+
+
+def find_processes(parent: int) -> dict[str, int]:
+    """The processes below a process by their command lines."""
+    found: dict[str, int] = {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if int((entry / "stat").read_text().rpartition(")")[2].split()[1]) == parent:
+                found[(entry / "cmdline").read_text(errors="replace")] = int(entry.name)
+                found |= find_processes(int(entry.name))
+    return found
+
+
+@pytest.mark.slow
+def test_a_lost_cluster_ends_the_command_with_a_word_and_the_same_command_goes_on(tmp_path: Path) -> None:
+    recipe, path = tmp_path / "small.toml", tmp_path / "runs.db"
+    recipe.write_text(SMALL.replace("128}", "128}\nstream = {batch_size = 2}"))
+    arguments = ["bench", recipe, "--store", path, "--engine", "ray", "--jobs", 1, "--seeds", "0,1"]
+    environment = os.environ | {"RAY_AUTH_MODE": "disabled", "PYTHONPATH": str(ROOT / "src")}
+
+    def start() -> tuple[subprocess.Popen[str], list[str]]:
+        """Start the command and wait until its first run is done."""
+        process = subprocess.Popen(
+            [sys.executable, "-m", "ttvd", *map(str, arguments)],
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment,
+        )  # fmt: skip
+        assert process.stdout is not None
+        return process, list(itertools.takewhile(lambda line: not line.startswith("["), process.stdout))
+
+    process, seen = start()
+    victims = [
+        pid
+        for words, pid in find_processes(process.pid).items()
+        if words.startswith("ray::RayWorker") or "raylet/raylet" in words.split("--")[0]
+    ]
+    assert len(victims) == 2, seen
+    for pid in victims:
+        os.kill(pid, signal.SIGKILL)
+    text, _ = process.communicate(timeout=60)
+    assert process.returncode == 2, (seen, text)
+    assert "Ray cluster is lost" in text
+    assert "it does what is missing" in text
+    assert "Traceback" not in text
+    process, seen = start()
+    assert "1 are in the store already" in seen[0] or "2 are" in seen[0]
+    text, _ = process.communicate(timeout=60)
+    assert process.returncode == 0, (seen, text)
+    plans, _ = make_plans([cut_seeds(parse_recipe(recipe.read_text(), "small"), (0, 1))], WorkerConfig())
+    alone = do_here([member.spec for _, members in plans for member in members])
+    with Store(path, readonly=True) as store:
+        done = store.load(store.done())
+        assert store.failures() == []
+    assert {key: strip(run) for key, run in done.items()} == {key: strip(run) for key, run in alone.items()}

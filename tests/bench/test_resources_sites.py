@@ -81,7 +81,7 @@ def test_a_function_is_called_once(folder: Path, monkeypatch: pytest.MonkeyPatch
         return load("digits-sla").model
 
     monkeypatch.setattr("ttvd.testing.net", build, raising=False)
-    resources = digits_resources(checkpoints=folder)
+    resources = digits_resources(checkpoints=folder, allow_code=True)
     resources.weights("ttvd.testing:net", find_method("civd"), 0.05, {})
     assert len(calls) == 1
 

@@ -114,6 +114,12 @@ def test_a_file_that_is_not_a_database_is_left_alone(tmp_path: Path, content: by
     assert (tmp_path / "notes.csv").read_bytes() == content
 
 
+def test_a_pipe_is_not_a_store(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "runs.db")
+    with pytest.raises(StoreError, match="no file"):
+        Store(tmp_path / "runs.db")
+
+
 def test_a_database_of_another_program_is_left_alone(tmp_path: Path) -> None:
     edit(tmp_path / "photos.db", "CREATE TABLE photos (name TEXT)")
     before = (tmp_path / "photos.db").read_bytes()
@@ -278,6 +284,49 @@ def test_nothing_in_a_store_runs_code(path: Path, connections: list[sqlite3.Conn
         assert connections[-1].execute("PRAGMA trusted_schema").fetchone() == (0,)
         with pytest.raises(sqlite3.OperationalError, match=r"not authorized|no such function"):
             connections[-1].execute("SELECT load_extension('anything')")
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "DELETE FROM runs WHERE seed = 3",  # its batches stay, without the cascade
+        "DELETE FROM recipes",
+        "UPDATE members SET recipe = 'other'",
+    ],
+)
+def test_rows_whose_owner_is_gone_are_noticed_at_once(path: Path, query: str) -> None:
+    with Store(path) as store:
+        store.save_recipe("smoke", "seeds = [0]", [Member("smoke", "tent", "test", make_run(77).spec)])
+    edit(path, query)
+    with pytest.raises(StoreError, match=r"is damaged .*are gone.*\.recover"):
+        Store(path, readonly=True)
+
+
+@pytest.mark.parametrize("column", ["method", "domain", "seed", "seconds"])
+def test_columns_to_filter_by_cannot_contradict_the_run(path: Path, column: str) -> None:
+    edit(path, f"UPDATE runs SET {column} = 99 WHERE seed = 3")
+    with Store(path) as store, pytest.raises(StoreError, match=r"columns contradict.*DELETE FROM runs"):
+        store.summaries()
+
+
+def test_a_missing_line_of_a_recipe_is_noticed(path: Path) -> None:
+    members = [Member("smoke", "tent", "test", make_run(seed).spec) for seed in range(4)]
+    with Store(path) as store:
+        store.save_recipe("smoke", "seeds = [0]", members)
+    edit(path, "DELETE FROM members WHERE position = 1")
+    with Store(path) as store, pytest.raises(StoreError, match="not what was stored"):
+        store.members("smoke")
+
+
+def test_a_damaged_claim_holds_nothing(path: Path) -> None:
+    edit(path, "INSERT INTO claims VALUES ('k', 'host', 'x', 'y', 'z'), ('l', 'host', 1, 1.0, x'00')")
+    with Store(path) as store:
+        assert store.claimed() == set()
+
+
+def test_a_seed_that_a_store_cannot_hold_is_refused(path: Path) -> None:
+    with Store(path) as store, pytest.raises(ValueError, match="seeds up to 9223372036854775807"):
+        store.add(make_run(2**63))
 
 
 @pytest.mark.parametrize("table", ["failures", "recipes", "members", "figures"])

@@ -35,9 +35,11 @@ def shared_resources() -> Resources:
     return Resources(WorkerConfig())
 
 
-def digits_resources(training: int = 600, checkpoints: Path | None = None) -> Resources:
+def digits_resources(
+    training: int = 600, checkpoints: Path | None = None, *, allow_code: bool = False
+) -> Resources:
     """New resources with the digits, and with few of their training images: to go through all of them takes long."""
-    resources = Resources(WorkerConfig(checkpoints=checkpoints), _load_digits("test"))
+    resources = Resources(WorkerConfig(checkpoints=checkpoints, allow_code=allow_code), _load_digits("test"))
     images = _load_digits("train")["digits"]
     resources._cache["training", "digits"] = images.subset(torch.arange(training))
     return resources

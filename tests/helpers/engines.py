@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ttvd.bench import Record, Row
-from ttvd.bench.engines import Engine, Event, Shared
+from ttvd.bench.engines import Event, Shared, WorkerPool
 from ttvd.bench.engines.worker import DoRun, Worker
 from ttvd.bench.grid import make_plans
 from ttvd.bench.job import execute as do_run
@@ -77,7 +77,7 @@ def do_slowly(spec: Spec, resources: Resources, progress: Progress) -> Run:
     return do_run(spec, resources, report)
 
 
-class PlainEngine(Engine):
+class PlainEngine(WorkerPool):
     """One worker in this process."""
 
     def __init__(self, do_run: DoRun = do_fake) -> None:

@@ -200,6 +200,9 @@ def explain_errors(path: Path) -> Iterator[None]:
     """Turn the errors of SQLite inside the block into a :class:`StoreError`."""
     try:
         yield
+    except UnicodeDecodeError as error:  # damage in the names of tables, which the message of SQLite repeats
+        text = _MESSAGES[sqlite3.SQLITE_CORRUPT]
+        raise StoreError(text.format(path=path, error="its text is not UTF-8")) from error
     except sqlite3.Error as error:
         name = getattr(error, "sqlite_errorname", type(error).__name__)
         text = _MESSAGES.get(_primary_code(error), "the store {path} cannot be used: {error} ({name})")
@@ -228,6 +231,8 @@ def _open(path: Path, *, create: bool, readonly: bool) -> sqlite3.Connection:
     """Open a store. Whatever may be wrong with it is found before anything is changed."""
     if path.is_dir():
         raise IsADirectoryError(f"{path} is a folder; give the name of a file in it, e.g. {path / 'runs.db'}")
+    if path.exists() and not path.is_file():
+        raise StoreError(f"{path} is not a store: it is no file (a pipe or a device); give another name")
     if not path.parent.is_dir():
         raise FileNotFoundError(
             f"cannot use the store {path}: there is no folder {path.parent}; make it first"
@@ -342,11 +347,14 @@ def _has_tables(db: sqlite3.Connection, path: Path) -> bool:
 
 
 def _check_pages(db: sqlite3.Connection, path: Path) -> None:
-    """Let SQLite look at every page, unless the store is so large that this takes long."""
-    if path.stat().st_size <= CHECK_UP_TO:
-        found = _get_value(db, "PRAGMA integrity_check(1)")
-        if found != "ok":
-            raise _damage(" ".join(str(found).split()))
+    """Let SQLite look at every page and reference, unless the store is so large that this takes long."""
+    if path.stat().st_size > CHECK_UP_TO:
+        return
+    found = _get_value(db, "PRAGMA integrity_check(1)")
+    if found != "ok":
+        raise _damage(" ".join(str(found).split()))
+    for table, _, parent, _ in db.execute("PRAGMA foreign_key_check"):
+        raise _damage(f"rows of the table {table} belong to rows of {parent} that are gone")
 
 
 def _damage(detail: str) -> sqlite3.DatabaseError:

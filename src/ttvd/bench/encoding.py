@@ -7,6 +7,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -65,6 +66,8 @@ def _check_record(run: Run) -> int:
     rows = run.record.rows
     if not rows:
         raise ValueError("a run without batches cannot be stored")
+    if not -(2**63) <= run.spec.seed < 2**63:
+        raise ValueError(f"a store holds seeds up to {2**63 - 1}, got {run.spec.seed}")
     for number, row in enumerate(rows):
         RunningMetrics.from_state(row.metrics)
         if not 0 <= row.domain < len(run.spec.domains):
@@ -96,12 +99,12 @@ class StoredRun:
             raise ValueError("its content does not match its digest")
         self.bins = np.frombuffer(bins, dtype="<f8").reshape(len(batches), len(BINS), header.bins)
 
-    @property
+    @cached_property
     def spec(self) -> Spec:
         """The spec of the run."""
         return spec_from_json(self.header.spec)
 
-    @property
+    @cached_property
     def facts(self) -> Facts:
         """The circumstances of the run."""
         return Facts(**json.loads(self.header.facts))

@@ -20,7 +20,7 @@ from ttvd.data.sets import ImageFolder
 from ttvd.data.streams import Order
 from ttvd.engine.acceleration import Precision
 from ttvd.engine.module import is_compiled
-from ttvd.methods import Adapter, create, find_method
+from ttvd.methods import Adapter, create
 from ttvd.methods.registry import prepare_model
 from ttvd.nn.instance_norm import InstanceAwareBatchNorm2d
 from ttvd.nn.norms import Statistics
@@ -74,7 +74,7 @@ def execute(spec: Spec, resources: Resources, progress: Callable[[int, int], Non
 
 def check_fingerprints(spec: Spec, resources: Resources) -> None:
     """Raise if model or images differ from those with which a run was planned: its key would be wrong."""
-    method = find_method(spec.method)
+    method = resources.method(spec.method)
     found = resources.weights(spec.checkpoint, method, spec.sites, spec.parameters)
     if found != spec.weights:
         raise ValueError(
@@ -90,7 +90,7 @@ def check_fingerprints(spec: Spec, resources: Resources) -> None:
 
 def check_model(spec: Spec, resources: Resources) -> None:
     """Raise if the source model of a run lacks a part that the method needs."""
-    method, source = find_method(spec.method), resources.source(spec.checkpoint)
+    method, source = resources.method(spec.method), resources.source(spec.checkpoint)
     lacks = []
     if "rotation head" in method.needs and not (source.card and source.card.rotation_head):
         lacks.append("a rotation head")
@@ -116,7 +116,7 @@ def identify_adapter(spec: Spec) -> tuple[Hashable, ...]:
 def build_adapter(spec: Spec, resources: Resources) -> Adapter:
     """Build the adapter of a run; the loop of an episodic run resets it."""
     check_model(spec, resources)
-    method, source = find_method(spec.method), resources.source(spec.checkpoint)
+    method, source = resources.method(spec.method), resources.source(spec.checkpoint)
     statistics = resources.source_statistics(method, spec.checkpoint, spec.data, spec.sites, spec.views)
     parameters = {name: _from_plain(name, value) for name, value in spec.parameters.items()}
     adapter = create(spec.method, prepare_model(source, method, spec.views), **statistics, **parameters)
@@ -214,7 +214,7 @@ def _load_pieces(
 def _collect_facts(
     spec: Spec, resources: Resources, order: Order, started: float, peak: int | None, *, compiled: bool
 ) -> Facts:
-    method = find_method(spec.method)
+    method = resources.method(spec.method)
     times = spec.views * int(spec.parameters.get("steps") or 1)
     if spec.selection == "oracle":
         times *= spec.steps

@@ -159,7 +159,7 @@ class PackedRuns:
         for number, cells in _read_lines(path, _digest_recipe(self._text, self.name)):
             try:
                 members += self._add_line(cells)
-            except (ValueError, KeyError, TypeError, AttributeError) as error:
+            except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
                 raise ValueError(f"line {number} of {path} is not a run of this version: {error}") from error
             totals.add(cells["members"])
         places = [place for place, _ in members]
@@ -264,6 +264,8 @@ def pack_runs(source: Reader, recipe: str, folder: Path, *, replace: bool = Fals
             runs that cannot stand beside those of the source (another recipe, a trial with another limit).
     """
     check_name(recipe)
+    if folder.exists() and not folder.is_dir():
+        raise NotADirectoryError(f"packed runs go to a folder, but {folder} is a file; give another name")
     members, text = source.members(recipe), source.recipes()[recipe]
     path = folder / f"{recipe}.csv"
     old = PackedRuns(path) if path.exists() else None
@@ -339,7 +341,7 @@ def _read_recipe_content(text: str, name: str) -> dict[str, Any]:
     """Return the entries of a recipe without title and note, which say nothing of its runs."""
     try:
         document = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise ValueError(f"recipe {name} is not TOML: {error}") from error
     return {key: value for key, value in document.items() if key not in ("title", "note")}
 

@@ -1,6 +1,7 @@
 """From a recipe to its runs. What cannot work is refused here, before the first run starts."""
 
 import itertools
+import math
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -14,8 +15,10 @@ from ttvd.bench.job import build_adapter, check_model, identify_adapter, make_or
 from ttvd.bench.recipe import Entry, Recipe, hint_at_quotes, list_entries, suggest
 from ttvd.bench.resources import CORRUPTED, SOURCE_STATISTICS, Resources
 from ttvd.bench.spec import OFFICIAL, ORDERS, Domain, Member, Spec
-from ttvd.methods import find_method
 from ttvd.methods.registry import prepare_model
+
+_MOST_RUNS = 1_000_000  # of one recipe; grids multiply fast
+_CHECKED_STEPS = 10  # on the images that are shown to a model before the first run
 
 
 def plan(recipe: Recipe, resources: Resources) -> list[Member]:
@@ -31,7 +34,7 @@ def plan(recipe: Recipe, resources: Resources) -> list[Member]:
     Raises:
         ValueError: A method, parameter, model or data set does not fit. Nothing has been run.
     """
-    entries = list_entries(recipe)
+    entries = list_entries(recipe, allow_code=resources.config.allow_code)
     _check_parameters(recipe, entries)
     both = set(recipe.data.corruptions) & set(recipe.data.validation)
     if both and any("validation" in entry.rules for entry in entries):
@@ -39,6 +42,7 @@ def plan(recipe: Recipe, resources: Resources) -> list[Member]:
             f"recipe {recipe.name}: {sorted(both)[0]} is reported and chooses parameters too; take it out of "
             "[data] corruptions, or give [data] validation others"
         )
+    _check_count(recipe, entries)
     members = list(_list_members(recipe, entries, resources))
     _check_members(recipe, members, resources)
     specs = [member.spec for member in members]
@@ -183,6 +187,20 @@ def _naming_folder(recipe: Recipe, what: str, folder: Path | None, option: str, 
 # Checks
 
 
+def _check_count(recipe: Recipe, entries: Iterable[Entry]) -> None:
+    """Refuse a recipe that asks for more runs than anybody could do."""
+    lists = (recipe.stream.order, recipe.stream.batch_size, *recipe.stream.options.values(), recipe.sites)
+    columns = math.prod(map(len, lists)) * max(len(recipe.data.corruptions), 1)
+    settings = sum(
+        math.prod(map(len, entry.grid.values())) * len(entry.part.seeds or recipe.seeds) for entry in entries
+    )
+    if settings * columns > _MOST_RUNS:
+        raise ValueError(
+            f"recipe {recipe.name} asks for about {settings * columns:.1e} runs; at most {_MOST_RUNS:,} can be "
+            "planned. Make its grids, seeds or columns fewer"
+        )
+
+
 def _check_parameters(recipe: Recipe, entries: Iterable[Entry]) -> None:
     """Refuse parameters that no method takes, and values that are not of the type of the default."""
     known: set[str] = set()
@@ -251,7 +269,7 @@ def _check_members(recipe: Recipe, members: Sequence[Member], resources: Resourc
 
 def _list_missing(spec: Spec, resources: Resources) -> list[str]:
     """What has to be computed from training images before the adapter of a run can be built."""
-    needs = set(SOURCE_STATISTICS & find_method(spec.method).needs)
+    needs = set(SOURCE_STATISTICS & resources.method(spec.method).needs)
     if "sites" in needs and resources.sites_beside(spec.checkpoint, spec.sites) is not None:
         needs.remove("sites")
     return sorted(needs)
@@ -284,9 +302,12 @@ def _check_outputs(spec: Spec, resources: Resources) -> None:
     """Show two images to the model: it must accept them, and have an output for each class."""
     shown, restriction = resources.base(spec.data, spec.domains[0]), resources.restriction(spec.data)
     x = shown.floats(torch.arange(min(2, len(shown)))).to(resources.device)
-    method, missing = find_method(spec.method), _list_missing(spec, resources)
+    method, missing = resources.method(spec.method), _list_missing(spec, resources)
     if not missing:
-        outputs = build_adapter(spec, resources)(x).shape[1]
+        parameters = dict(spec.parameters)
+        if type(steps := parameters.get("steps")) is int:
+            parameters["steps"] = min(steps, _CHECKED_STEPS)  # many steps take long, and tell no more
+        outputs = build_adapter(replace(spec, parameters=parameters), resources)(x).shape[1]
     elif "sites" in method.needs:
         return  # the estimation of sites compares labels and head
     else:

@@ -29,10 +29,11 @@ from pydantic import (
 )
 from pydantic.dataclasses import dataclass
 
-from ttvd.bench.spec import CLEAN, ORDERS, Precision
+from ttvd.bench.spec import CLEAN, ORDERS, Precision, is_own_code
 from ttvd.data.corruptions import CORRUPTIONS, EXTRA, GROUPS
 from ttvd.data.sets import SETS
 from ttvd.methods import Method, find_method, list_methods
+from ttvd.zoo.catalog import is_function
 
 Rule = Literal["last", "grid-best", "validation", "oracle"]
 RULES: tuple[Rule, ...] = get_args(Rule)
@@ -53,10 +54,11 @@ def _as_tuple(value: Any) -> Any:
 
 
 def _check_distinct(values: list[Any]) -> tuple[Any, ...]:
-    seen = [repr(value) for value in values]
+    seen: set[str] = set()
     for value in values:
-        if seen.count(repr(value)) > 1:
+        if repr(value) in seen:
             raise ValueError(f"has {value!r} twice; give different values")
+        seen.add(repr(value))
     return tuple(values)
 
 
@@ -459,6 +461,37 @@ def hint_at_quotes(words: str, value: Any) -> str:
     return "; leave the quotation marks out"
 
 
+def check_code(recipe: Recipe, *, allow_code: bool) -> None:
+    """Refuse a recipe that names code outside of ttvd, unless that is allowed. Nothing is imported here.
+
+    Args:
+        recipe: The recipe.
+        allow_code: Whether ``package.module:Name`` in the recipe may be imported and run.
+
+    Raises:
+        ValueError: The recipe names code; the message has the entries.
+    """
+    if found := [] if allow_code else _list_code(recipe):
+        raise ValueError(
+            f"recipe {recipe.name} names code, which would be imported and run: {', '.join(found)}. If you trust this "
+            "code, give --allow-code (in Python: WorkerConfig(allow_code=True))"
+        )
+
+
+def _list_code(recipe: Recipe) -> list[str]:
+    """List the entries of a recipe that name code."""
+    methods = [("[[methods]] name", name) for part in recipe.methods for name in part.name]
+    models = [(f"[checkpoints] {need}", name) for need, name in recipe.checkpoints.items()]
+    models += [("[[methods]] checkpoint", part.checkpoint or "") for part in recipe.methods]
+    for part in recipe.figures:
+        models.append(("[[figures]] checkpoint", str(part.options.get("checkpoint", ""))))
+        if isinstance(named := part.options.get("methods"), Mapping):
+            methods += [("[[figures]] methods", str(name)) for name in named.values()]
+    found = [f"{place} {name!r}" for place, name in methods if is_own_code(name)]
+    found += [f"{place} {name!r}" for place, name in models if is_function(name)]
+    return list(dict.fromkeys(found))
+
+
 @dataclasses.dataclass(frozen=True)
 class Entry:
     """A line of a recipe's table, with all settings that apply to it.
@@ -482,29 +515,54 @@ class Entry:
     rules: tuple[Rule, ...]
 
 
-def list_entries(recipe: Recipe) -> list[Entry]:
+def list_entries(recipe: Recipe, *, allow_code: bool = False) -> list[Entry]:
     """Return the lines of a recipe's table.
 
+    Args:
+        recipe: The recipe.
+        allow_code: Whether methods that the recipe names as ``package.module:Class`` may be imported.
+
     Raises:
-        ValueError: A method or parameter is unknown, two lines have one label, or the rules do not fit.
+        ValueError: A method or parameter is unknown, two lines have one label, the rules do not fit, or the recipe
+            names code that is not allowed.
     """
-    entries: list[Entry] = []
+    check_code(recipe, allow_code=allow_code)
+    lines = list_lines(recipe).values()
+    try:
+        methods = [find_method(name) for _, name in lines]
+    except ValueError as error:
+        raise ValueError(f"recipe {recipe.name}: {error}") from error
+    return [_make_entry(recipe, part, method) for (part, _), method in zip(lines, methods, strict=True)]
+
+
+def list_lines(recipe: Recipe) -> dict[str, tuple[MethodPart, str]]:
+    """Return the lines of a recipe's table by label: the part of the recipe and the name of the method.
+
+    Code that the recipe names is not imported.
+
+    Raises:
+        ValueError: A method is unknown, or two lines have one label.
+    """
+    lines: dict[str, tuple[MethodPart, str]] = {}
     for part in recipe.methods:
         names = tuple(list_methods()) if part.name == ("*",) else part.name
         if part.label is not None and len(names) > 1:
             raise ValueError(
                 f"recipe {recipe.name}: the label {part.label!r} cannot stand for {len(names)} methods"
             )
-        entries.extend(_make_entry(recipe, part, find_method(name)) for name in names)
-    labels = [entry.label for entry in entries]
-    for label in labels:
-        if labels.count(label) > 1:
-            raise ValueError(
-                f"recipe {recipe.name}: two lines are called {label!r}; give one of them a label"
-            )
-    if recipe.reference is not None and recipe.reference not in labels:
+        for name in names:
+            try:
+                label = part.label or (name if is_own_code(name) else find_method(name).name)
+            except ValueError as error:
+                raise ValueError(f"recipe {recipe.name}: {error}") from error
+            if label in lines:
+                raise ValueError(
+                    f"recipe {recipe.name}: two lines are called {label!r}; give one of them a label"
+                )
+            lines[label] = part, name
+    if recipe.reference is not None and recipe.reference not in lines:
         raise ValueError(f"recipe {recipe.name}: no line is called {recipe.reference!r}, the reference")
-    return entries
+    return lines
 
 
 def _make_entry(recipe: Recipe, part: MethodPart, method: Method) -> Entry:
@@ -518,18 +576,30 @@ def _make_entry(recipe: Recipe, part: MethodPart, method: Method) -> Entry:
             raise ValueError(
                 f"recipe {recipe.name}: {method.name} has no parameter {name!r}; {suggest(name, allowed)}"
             )
-    rules = part.rules or recipe.rules or (("grid-best",) if grid else ("last",))
-    if not grid:  # nothing is searched: one fixed setting, whatever the others do
-        rules = tuple(dict.fromkeys("oracle" if rule == "oracle" else "last" for rule in rules))
-    elif "last" in rules:
+    rules = choose_rules(recipe, part, searched=bool(grid), steps=method.backwards > 0)
+    if grid and "last" in rules:
         raise ValueError(
             f"recipe {recipe.name}: {method.name} has a grid; the rule 'last' needs one fixed setting. Use grid-best, "
             "validation or oracle, or give the line params = {...} without a grid"
         )
-    if method.backwards == 0:  # without steps there is none to choose
-        rules = tuple(rule for rule in rules if rule != "oracle") or (("grid-best",) if grid else ("last",))
     checkpoint = _choose_checkpoint(recipe, part, method)
     return Entry(part.label or method.name, method, part, checkpoint, fixed, grid, rules)
+
+
+def choose_rules(recipe: Recipe, part: MethodPart, *, searched: bool, steps: bool) -> tuple[Rule, ...]:
+    """Return the rules of selection of a line.
+
+    Args:
+        recipe: The recipe.
+        part: The ``[[methods]]`` table of the line.
+        searched: Whether the line has a grid.
+        steps: Whether the method takes gradient steps. Without them the oracle has none to choose.
+    """
+    usual: tuple[Rule, ...] = ("grid-best",) if searched else ("last",)
+    rules = part.rules or recipe.rules or usual
+    if not searched:  # one fixed setting, whatever the others do
+        rules = tuple(dict.fromkeys("oracle" if rule == "oracle" else "last" for rule in rules))
+    return rules if steps else tuple(rule for rule in rules if rule != "oracle") or usual
 
 
 def _choose_checkpoint(recipe: Recipe, part: MethodPart, method: Method) -> str:
@@ -547,6 +617,8 @@ def _choose_checkpoint(recipe: Recipe, part: MethodPart, method: Method) -> str:
 
 def cut_limit(recipe: Recipe, limit: int) -> Recipe:
     """Return the recipe with a limit on the number of images."""
+    if not 1 <= limit <= _LARGEST:
+        raise ValueError(f"limit must be a whole number from 1 to {_LARGEST}, got {limit}")
     data, oracle = replace(recipe.data, limit=limit), replace(recipe.oracle, limit=None)
     return replace(recipe, data=data, oracle=oracle)
 
@@ -569,6 +641,12 @@ def set_params(recipe: Recipe, params: Mapping[str, Any]) -> Recipe:
         ({'lr': 0.5}, {})
     """
 
+    for name, value in params.items():
+        try:
+            json.dumps(value, allow_nan=False)
+        except ValueError as error:
+            raise ValueError(f"parameter {name}: inf and nan cannot be values of a run") from error
+
     def without(table: Mapping[str, Any]) -> dict[str, Any]:
         return {name: value for name, value in table.items() if name not in params}
 
@@ -578,13 +656,14 @@ def set_params(recipe: Recipe, params: Mapping[str, Any]) -> Recipe:
     return replace(recipe, params={**recipe.params, **params}, grid=without(recipe.grid), methods=methods)
 
 
-def cut_lines(recipe: Recipe, labels: Sequence[str]) -> Recipe:
+def cut_lines(recipe: Recipe, labels: Sequence[str], *, allow_code: bool = False) -> Recipe:
     """Return the recipe with some of its lines. Its reference stays if it is one of them.
 
     Raises:
-        ValueError: A label is unknown; the message has those of the recipe.
+        ValueError: A label is unknown (the message has those of the recipe), or the recipe names code that is not
+            allowed.
     """
-    entries = list_entries(recipe)
+    entries = list_entries(recipe, allow_code=allow_code)
     known = [entry.label for entry in entries]
     if unknown := [label for label in labels if label not in known]:
         raise ValueError(f"recipe {recipe.name} has no line {unknown[0]!r}; it has: {', '.join(known)}")

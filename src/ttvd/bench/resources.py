@@ -12,15 +12,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ttvd.bench.spec import CLEAN, OFFICIAL, Domain, Spec, WorkerConfig
+from ttvd.bench.spec import CLEAN, OFFICIAL, Domain, Spec, WorkerConfig, is_own_code
 from ttvd.data.corruptions import corrupt
 from ttvd.data.sets import ClassMap, ImageFolder, ImageSet, find_classes, load_set
-from ttvd.methods import Adapter, Method
+from ttvd.methods import Adapter, Method, find_method
 from ttvd.methods.registry import prepare_model
 from ttvd.nn.fingerprint import fingerprint
 from ttvd.source import calibrate, collect_features, estimate_fisher, estimate_sites
 from ttvd.source.features import is_held_out
-from ttvd.zoo.catalog import Source, find_sites, load_source
+from ttvd.zoo.catalog import Source, find_sites, is_function, load_source
 from ttvd.zoo.sites import Sites
 
 CORRUPTED = {
@@ -58,11 +58,26 @@ class Resources:
         self._cache: dict[tuple[Any, ...], Any] = {}
         self._domains: OrderedDict[tuple[Any, ...], ImageSet] = OrderedDict()
 
-    # Source models
+    # Methods and source models
+
+    def method(self, name: str) -> Method:
+        """Return a method. One of the user's own code is imported only where the configuration allows it."""
+        if is_own_code(name):
+            self._check_code(name)
+        return find_method(name)
+
+    def _check_code(self, name: str) -> None:
+        if not self.config.allow_code:
+            raise ValueError(
+                f"{name} is code that would be imported and run; if you trust it, give --allow-code (in Python: "
+                "WorkerConfig(allow_code=True))"
+            )
 
     def source(self, checkpoint: str) -> Source:
-        """Return a source model, on the device."""
+        """Return a source model, on the device. A function is called only where the configuration allows it."""
         if checkpoint not in self._sources:
+            if is_function(checkpoint):
+                self._check_code(checkpoint)
             found = load_source(checkpoint, folder=self.config.checkpoints)
             self._weights[checkpoint] = fingerprint(found.model)
             self._sources[checkpoint] = Source(found.model.to(self.device), found.sites, found.card)

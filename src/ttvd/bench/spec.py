@@ -143,6 +143,16 @@ class Spec:
         return self.domains[0].label if len(self.domains) == 1 else f"{self.join} ({len(self.domains)})"
 
 
+def is_own_code(method: str) -> bool:
+    """Return whether the name of a method is ``package.module:Class`` of a module outside of ttvd.
+
+    Example:
+        >>> is_own_code("mymethods:Colder"), is_own_code("ttvd.methods.tent:Tent"), is_own_code("tent")
+        (True, False, False)
+    """
+    return ":" in method and not method.startswith("ttvd.")
+
+
 @dataclass(frozen=True)
 class Facts:
     """The circumstances of a run. They do not decide its rows.
@@ -216,6 +226,8 @@ class WorkerConfig:
         device: ``"cpu"``, ``"cuda"`` or ``"cuda:N"``.
         threads: Number of threads of a run on a CPU. The last digits of results can depend on it.
         compiled: Whether ``torch.compile`` fuses the steps. The last digits of results can depend on it too.
+        allow_code: Whether ``package.module:Name`` in a recipe may be imported and run. Unless given, such a recipe is
+            refused.
     """
 
     data: Path | None = None
@@ -223,3 +235,4 @@ class WorkerConfig:
     device: str = "cpu"
     threads: int = 1
     compiled: bool = False
+    allow_code: bool = False

@@ -26,6 +26,18 @@ from ttvd.bench.spec import Facts, Member, Run, Spec
 LEASE = 120.0
 """Seconds after which a claim that was not renewed is free."""
 _RUNS_PER_QUERY = 200  # SQLite limits the values that a query may have
+_COPIES = (
+    "method",
+    "checkpoint",
+    "data",
+    "domain",
+    "stream",
+    "batch_size",
+    "selection",
+    "seed",
+    "device",
+    "seconds",
+)
 T = TypeVar("T")
 
 
@@ -226,11 +238,7 @@ class Store:
             ValueError: The record could not be read back, e.g. because it has no rows.
         """
         header, batches = encode_run(run)
-        spec, facts = run.spec, run.facts
-        columns = (
-            *(*header, time.time(), spec.method, spec.checkpoint, spec.data, spec.domain_label, spec.stream),
-            *(spec.batch_size, spec.selection, spec.seed, facts.device, facts.seconds),
-        )
+        columns = (*header, time.time(), *_list_copies(run.spec, run.facts))
         with self._database.writing() as db:
             query = f"INSERT INTO runs VALUES ({_placeholders(columns)}) ON CONFLICT (key) DO NOTHING"
             if db.execute(query, columns).rowcount == 0:
@@ -303,16 +311,21 @@ class Store:
         """Read many runs at once, in no particular order; keys that are not done are left out."""
         for first in range(0, len(keys), _RUNS_PER_QUERY):
             some = keys[first : first + _RUNS_PER_QUERY]
-            query = f"SELECT {', '.join(Header._fields)} FROM runs WHERE key IN ({_placeholders(some)})"
-            headers = [Header(*row) for row in db.execute(query, some)]
+            columns = ", ".join((*Header._fields, *_COPIES))
+            query = f"SELECT {columns} FROM runs WHERE key IN ({_placeholders(some)})"
+            size = len(Header._fields)
+            headers = {Header(*row[:size]): row[size:] for row in db.execute(query, some)}
             query = (
                 f"SELECT {', '.join(BATCH_COLUMNS)}, run FROM batches WHERE run IN ({_placeholders(some)}) "
                 "ORDER BY run, number"
             )
             batches = {key: list(group) for key, group in groupby(db.execute(query, some), itemgetter(-1))}
-            for header in headers:
+            for header, copies in headers.items():
                 try:
-                    yield header.key, convert(StoredRun(header, batches.pop(header.key, [])))
+                    run = StoredRun(header, batches.pop(header.key, []))
+                    if _list_copies(run.spec, run.facts) != copies:
+                        raise ValueError("its columns contradict its spec")
+                    yield header.key, convert(run)
                 except (ValueError, TypeError, KeyError) as error:
                     raise StoreError(
                         f"run {header.key} in the store {self.path} is not what was stored ({error}): the file was "
@@ -356,10 +369,12 @@ class Store:
         check_recipe(recipe, self.recipes(), self.path)
         query = "SELECT * FROM members WHERE recipe = ? ORDER BY position"
         with self._database.reading() as db:
-            rows = db.execute(query, (recipe,)).fetchall()
+            rows = list(self._check_digests(db.execute(query, (recipe,)), "recipes"))
+        if [row[1] for row in rows] != list(range(len(rows))):
+            raise self._describe_change("recipes")
         return [
             Member(recipe, label, role, spec_from_json(spec), json.loads(varies), json.loads(condition))
-            for _, _, _, label, role, spec, varies, condition in self._check_digests(rows, "recipes")
+            for _, _, _, label, role, spec, varies, condition in rows
         ]
 
     def put_figure(self, name: str, recipe: str, description: Mapping[str, Any], payload: bytes) -> None:
@@ -370,24 +385,28 @@ class Store:
 
     def figures(self, recipe: str) -> list[Figure]:
         """Return the figures of a recipe, by name."""
-        query = "SELECT * FROM figures WHERE recipe = ? ORDER BY name"
         with self._database.reading() as db:
-            rows = db.execute(query, (recipe,)).fetchall()
+            # All figures are checked, so that one whose recipe has another name by damage is not left out in silence.
+            rows = list(self._check_digests(db.execute("SELECT * FROM figures ORDER BY name"), "figures"))
         return [
             Figure(name, recipe, json.loads(text), payload)
-            for _, name, text, payload in self._check_digests(rows, "figures")
+            for owner, name, text, payload in rows
+            if owner == recipe
         ]
 
     def _check_digests(self, rows: Iterable[tuple[Any, ...]], table: str) -> Iterator[tuple[Any, ...]]:
         """Yield rows without their digests; refuse one that is not what was stored."""
         for row in rows:
             if _add_digest(row[:-1]) != row:
-                raise StoreError(
-                    f"the {table} in the store {self.path} are not what was stored: the file was damaged or edited. "
-                    f'To write them again: sqlite3 "{self.path}" "PRAGMA foreign_keys=ON; DELETE FROM {table}", then '
-                    "start the benchmark again"
-                )
+                raise self._describe_change(table)
             yield row[:-1]
+
+    def _describe_change(self, table: str) -> StoreError:
+        return StoreError(
+            f"the {table} in the store {self.path} are not what was stored: the file was damaged or edited. To write "
+            f'them again: sqlite3 "{self.path}" "PRAGMA foreign_keys=ON; DELETE FROM {table}", then start the '
+            "benchmark again"
+        )
 
     # Claims: two processes must not do the same run, and a dead one must not block anybody.
 
@@ -426,14 +445,29 @@ class Store:
 
 def _find_claimed(db: sqlite3.Connection) -> set[str]:
     now, is_alive = time.time(), cache(Owner.is_alive)
+
+    def is_held(host: str, pid: int, started: float, renewed: float) -> bool:
+        try:
+            # The size of the difference: a clock that was set back must not hold claims for ever.
+            return abs(now - renewed) <= LEASE and is_alive(Owner(host, pid, started))
+        except TypeError:
+            return False  # a damaged claim; at worst a run is done twice, and stored once
+
     rows = db.execute("SELECT key, host, pid, started, renewed FROM claims").fetchall()
-    # The size of the difference: a clock that was set back must not hold claims for ever.
-    return {key for key, *owner, renewed in rows if abs(now - renewed) <= LEASE and is_alive(Owner(*owner))}
+    return {key for key, *claim in rows if is_held(*claim)}
 
 
 def _find_claims_of(db: sqlite3.Connection, owner: Owner) -> set[str]:
     query = "SELECT key FROM claims WHERE host = ? AND pid = ? AND started = ?"
     return {key for (key,) in db.execute(query, astuple(owner))}
+
+
+def _list_copies(spec: Spec, facts: Facts) -> tuple[Any, ...]:
+    """Return the columns of ``runs`` that repeat entries of spec and facts, so that they can be filtered by."""
+    return (
+        *(spec.method, spec.checkpoint, spec.data, spec.domain_label, spec.stream),
+        *(spec.batch_size, spec.selection, spec.seed, facts.device, facts.seconds),
+    )
 
 
 def _add_digest(row: Sequence[Any]) -> tuple[Any, ...]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Any
 
-from ttvd.bench.recipe import Entry, Recipe, Rule, list_entries, parse_recipe
+from ttvd.bench.recipe import MethodPart, Recipe, Rule, choose_rules, list_lines, parse_recipe
 from ttvd.bench.spec import Member, Run, Spec
 from ttvd.bench.store import Reader
 
@@ -113,7 +113,7 @@ class Study:
 
 
 def study(store: Reader, name: str) -> Study:
-    """Return the table of a recipe from the runs of a store.
+    """Return the table of a recipe from the runs of a store. Code that the recipe names is not imported.
 
     Args:
         store: A store, or a file of packed runs.
@@ -127,12 +127,14 @@ def study(store: Reader, name: str) -> Study:
     runs = store.load(keys & store.done())
     failed = {failure.key for failure in store.failures()} & keys
     columns = dict.fromkeys(_place(member) for member in members if member.role == "test")
-    asked = {member.label for member in members}
+    asked: dict[str, list[Member]] = {}
+    for member in members:
+        asked.setdefault(member.label, []).append(member)
     lines = [
-        _choose(entry, rule, [member for member in members if member.label == entry.label], runs)
-        for entry in list_entries(recipe)
-        if entry.label in asked  # the command line can leave lines out
-        for rule in entry.rules
+        _choose(rule, asked[label], runs)
+        for label, (part, _) in list_lines(recipe).items()
+        if label in asked  # the command line can leave lines out
+        for rule in _list_rules(recipe, part, asked[label])
     ]
     return Study(recipe, tuple(columns), tuple(lines), len(keys - set(runs) - failed), len(failed))
 
@@ -141,8 +143,17 @@ def _place(member: Member) -> Column:
     return Column(member.spec.domain_label, tuple(sorted(member.condition.items())))
 
 
-def _choose(entry: Entry, rule: Rule, members: Sequence[Member], runs: Mapping[str, Run]) -> Line:
+def _list_rules(recipe: Recipe, part: MethodPart, members: Sequence[Member]) -> tuple[Rule, ...]:
+    """The rules of a line. What there is to know of its method, the specs of its runs tell."""
+    allowed = members[0].spec.parameters
+    searched = any(name in allowed and name not in part.params for name in recipe.grid) or bool(part.grid)
+    steps = any(member.spec.selection == "oracle" for member in members)
+    return choose_rules(recipe, part, searched=searched, steps=steps)
+
+
+def _choose(rule: Rule, members: Sequence[Member], runs: Mapping[str, Run]) -> Line:
     """The line of a method under a rule, with the runs of the setting that the rule chooses."""
+    label, spec = members[0].label, members[0].spec
     wanted = "oracle" if rule == "oracle" else "last"
     cells: dict[Cell, list[Member]] = {}
     for member in members:
@@ -154,11 +165,11 @@ def _choose(entry: Entry, rule: Rule, members: Sequence[Member], runs: Mapping[s
         if member.role == "test" and member.spec.key in runs:
             found.setdefault(_place(member), []).append(runs[member.spec.key])
     return Line(
-        entry.label,
+        label,
         rule,
-        entry.method.name,
-        entry.checkpoint,
-        entry.part.views,
+        spec.method,
+        spec.checkpoint,
+        spec.views,
         dict(best or ()),
         len(cells),
         {column: tuple(sorted(group, key=lambda run: run.spec.seed)) for column, group in found.items()},

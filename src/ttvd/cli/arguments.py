@@ -33,6 +33,10 @@ def check_device(name: str) -> str:
         raise ValueError(f"no device is called {name!r}; use cpu, cuda or cuda:N") from error
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ValueError("torch finds no CUDA device; leave --device out")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ValueError(f"there is no {name}; torch finds {torch.cuda.device_count()} CUDA devices")
+    if device.type == "meta" or (device.type == "cpu" and device.index):
+        raise ValueError(f"nothing can be computed on {name!r}; use cpu, cuda or cuda:N")
     return name
 
 
@@ -81,7 +85,7 @@ def parse_value(text: str) -> Any:
 
     try:
         document = tomllib.loads(f"value = {text}")
-    except tomllib.TOMLDecodeError:
+    except (tomllib.TOMLDecodeError, RecursionError):
         return text
     value = document.pop("value")
     return value if not document and isinstance(value, bool | int | float | str | list) else text

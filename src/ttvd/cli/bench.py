@@ -33,7 +33,7 @@ def bench(
     jobs: int | None = typer.Option(
         None, min=1, help="Number of runs at the same time; default: one for each core or GPU."
     ),
-    threads: int = typer.Option(1, min=1, help="Number of threads of a run on a CPU."),
+    threads: int = typer.Option(1, min=1, max=1024, help="Number of threads of a run on a CPU."),
     compiled: bool = typer.Option(
         False,
         "--compile",
@@ -54,36 +54,47 @@ def bench(
         None,
         help="NAME=VALUE: a parameter for all methods that have it, in place of the recipe's; can be repeated.",
     ),
+    allow_code: bool = typer.Option(
+        False,
+        "--allow-code",
+        help="Import and run what the recipes name as package.module:Name, also from the current folder.",
+    ),
     dry_run: bool = typer.Option(
         False, "--dry-run", help="Check everything, print what would be done, and stop."
     ),
 ) -> None:
     """Execute all runs of recipes that are not in the store yet.
 
-    If it is interrupted or killed, the same command continues where it stopped. Recipes can name methods and models
-    of modules in the current folder, as package.module:Name.
+    If it is interrupted or killed, the same command continues where it stopped. A recipe that names methods or models
+    as package.module:Name is refused without --allow-code, since these are code.
     """
-    from ttvd.bench.grid import make_plans
-    from ttvd.cli.arguments import add_current_folder, make_console
-    from ttvd.interrupts import raise_interrupts
+    from ttvd.interrupts import delay_interrupts, raise_interrupts
 
-    console = make_console()
-    if gpus <= 0:
-        raise ValueError(f"--gpus must be a share of a GPU above 0, for example 0.25; got {gpus:g}")
-    if address is not None and engine != "ray":
-        raise ValueError("--address needs --engine ray")
-    add_current_folder()
-    found = read_recipes(recipes, limit, seeds, only, param)
-    config = _make_config(data, checkpoints, device, threads, engine, compiled)
     try:
         with raise_interrupts():
+            with delay_interrupts():
+                from dataclasses import replace
+
+                from ttvd.bench.grid import make_plans
+                from ttvd.cli.arguments import add_current_folder, make_console
+
+            console = make_console()
+            if not 0 < gpus < float("inf"):
+                raise ValueError(f"--gpus must be a share of a GPU above 0, for example 0.25; got {gpus:g}")
+            if address is not None and engine != "ray":
+                raise ValueError("--address needs --engine ray")
+            if allow_code:
+                add_current_folder()
+            found = read_recipes(recipes, limit, seeds, only, param, allow_code=allow_code)
+            config = replace(
+                _make_config(data, checkpoints, device, threads, engine, compiled), allow_code=allow_code
+            )
             if dry_run:
                 _print_plans(make_plans(found, config)[0], store, console)
                 return
             failed = _run(found, store, _make_engine(engine, jobs, config, address, gpus), config, console)
     except KeyboardInterrupt:
-        text = f"Interrupted. All finished runs are in {store}; the same command continues from there."
-        console.print(text, soft_wrap=True, highlight=False, markup=False)
+        typer.echo(f"Interrupted. All finished runs are in {store}; the same command continues from there.")
         raise typer.Exit(130) from None
     if failed:
         raise typer.Exit(1)
@@ -95,6 +106,8 @@ def read_recipes(
     seeds: str | None = None,
     only: list[str] | None = None,
     param: list[str] | None = None,
+    *,
+    allow_code: bool = False,
 ) -> list[Recipe]:
     """Read recipes and apply the options of the command line to them.
 
@@ -104,11 +117,14 @@ def read_recipes(
         seeds: Seeds in place of those of the recipes, separated by commas.
         only: Labels of the lines to keep.
         param: ``NAME=VALUE`` pairs, parameters in place of those of the recipes.
+        allow_code: Whether the recipes may name code, which is imported and run.
     """
-    from ttvd.bench.recipe import cut_limit, cut_lines, cut_seeds, read_recipe, set_params
+    from ttvd.bench.recipe import check_code, cut_limit, cut_lines, cut_seeds, read_recipe, set_params
     from ttvd.cli.arguments import parse_value, split_pairs
 
     recipes = [read_recipe(path) for path in paths]
+    for recipe in recipes:
+        check_code(recipe, allow_code=allow_code)
     names = [recipe.name for recipe in recipes]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise ValueError(f"two recipes are called {twice[0]}; the store needs different file names")
@@ -118,7 +134,7 @@ def read_recipes(
         numbers = _parse_seeds(seeds)
         recipes = [cut_seeds(recipe, numbers) for recipe in recipes]
     if only:
-        recipes = [cut_lines(recipe, only) for recipe in recipes]
+        recipes = [cut_lines(recipe, only, allow_code=allow_code) for recipe in recipes]
     params = {name: parse_value(text) for name, text in split_pairs(param or ()).items()}
     return [set_params(recipe, params) for recipe in recipes] if params else recipes
 

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from typing import NoReturn
 
 import typer
 
@@ -12,6 +13,7 @@ from ttvd.cli.demo import demo
 from ttvd.cli.methods import show_methods
 from ttvd.cli.report import report
 from ttvd.cli.runs import show_runs
+from ttvd.interrupts import raise_interrupts
 
 EXIT_CODES = (
     "Exit codes: 0 done; 1 the command ran, but some or all of its work failed (no image was readable, a run failed); "
@@ -48,11 +50,29 @@ def _root(version: bool = typer.Option(False, "--version", help="Print the versi
 
 
 def main() -> None:
-    """Run the command line. Errors that the user can correct are printed without a traceback."""
+    """Run the command line. Errors that the user can correct are printed without a traceback.
+
+    SIGTERM ends a command as Ctrl-C does, also while it loads its libraries.
+    """
     try:
-        app()
+        with raise_interrupts():
+            app()
     except (ValueError, TypeError, OSError, ImportError) as error:
         if os.environ.get("TTVD_DEBUG"):
             raise
         typer.echo(f"ttvd: error: {error}", err=True)
         sys.exit(2)
+    except KeyboardInterrupt:
+        typer.echo("ttvd: interrupted", err=True)
+        _exit_interrupted()
+    except SystemExit as end:
+        if end.code == 130:
+            _exit_interrupted()
+        raise
+
+
+def _exit_interrupted() -> NoReturn:
+    # Python would end by SIGINT, without an exit code, if the interrupt had passed through a text that was being
+    # executed, such as that of a dataclass. It forgets that when it executes another one.
+    exec("")  # noqa: S102
+    sys.exit(130)

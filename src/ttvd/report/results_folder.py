@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ttvd.bench.packed import PackedRuns
-from ttvd.bench.recipe import list_entries, parse_recipe
+from ttvd.bench.recipe import list_lines, parse_recipe
 from ttvd.bench.study import study
 from ttvd.files import open_atomic
 from ttvd.report.document import (
@@ -135,7 +135,7 @@ def read_study(path: Path) -> Results:
         ValueError: The file is damaged, or its recipe asks for lines that it does not have.
     """
     pack = PackedRuns(path)
-    wanted = {entry.label for entry in list_entries(parse_recipe(pack.recipes()[pack.name], pack.name))}
+    wanted = set(list_lines(parse_recipe(pack.recipes()[pack.name], pack.name)))
     there = {member.label for member in pack.members(pack.name)}
     if wanted != there:
         odd = ", ".join(sorted(wanted ^ there))

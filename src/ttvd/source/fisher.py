@@ -73,7 +73,13 @@ def save_fisher(path: str | os.PathLike[str], fisher: Mapping[str, Tensor]) -> N
 
 def load_fisher(path: str | os.PathLike[str]) -> dict[str, Tensor]:
     """Read a file that :func:`save_fisher` wrote; a ValueError says what is wrong with any other file."""
-    return read_tensors(path, kind=KIND, version=FORMAT_VERSION, remedy=_REMEDY)[0]
+    fisher, _ = read_tensors(path, kind=KIND, version=FORMAT_VERSION, remedy=_REMEDY)
+    for name, value in fisher.items():
+        if not value.is_floating_point() or not bool((value.isfinite() & (value >= 0)).all()):
+            raise ValueError(
+                f"{path} is not a valid {KIND} file: {name} must be finite and at least 0; {_REMEDY}"
+            )
+    return fisher
 
 
 def _choose(images: Images, samples: int, batch_size: int, seed: int) -> Iterator[Any]:

@@ -106,7 +106,7 @@ def load_source(
         folder: Folder of the checkpoints, and of the sites ``function.sites.safetensors`` of a function's model; the
             package's own folder unless given.
     """
-    if _is_function(model):
+    if is_function(model):
         built = _call_function(model, weights)
         beside = None if folder is None else sites_path(folder, model.rpartition(":")[2])
         source = Source(built, _load_sites(beside, built))
@@ -137,7 +137,7 @@ def find_sites(model: str, fraction: float, folder: Path | None = None) -> Sites
     Returns:
         The sites, or None if there is no such file.
     """
-    if _is_function(model):
+    if is_function(model):
         path = None if folder is None else sites_path(folder, model.rpartition(":")[2], fraction)
     elif model.endswith(".safetensors"):
         path = sites_path(Path(model).parent, Path(model).stem, fraction)
@@ -168,7 +168,13 @@ def _anchor(source: Source, name: str, upright: bool) -> Source:
     return replace(source, sites=replace(sites, fingerprint=fingerprint(source.model)))
 
 
-def _is_function(model: str) -> bool:
+def is_function(model: str) -> bool:
+    """Return whether the name of a model is ``package.module:function``: code that :func:`load_source` runs.
+
+    Example:
+        >>> is_function("mymodels:make"), is_function("digits-sla"), is_function("models/net.safetensors")
+        (True, False, False)
+    """
     return ":" in model and not Path(model).exists()
 
 

@@ -5,6 +5,7 @@ The card names an architecture of this library and its arguments, so loading a c
 
 import json
 import os
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -73,10 +74,26 @@ class Card:
     input_shape: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
+        for name, kind, word in (
+            *((name, str, "a text") for name in ("architecture", "data")),
+            *((name, Mapping, "a table of names and values") for name in ("arguments", "training")),
+            ("head_views", int, "a whole number"),
+            ("rotation_head", bool, "true or false"),
+            ("seed", int | None, "a whole number"),
+        ):
+            value = getattr(self, name)
+            if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+                raise ValueError(f"{name} must be {word}, got {value!r}")
+        if self.head_views < 1:
+            raise ValueError(f"head_views must be at least 1, got {self.head_views}")
+        for name in ("accuracy_one_view", "accuracy_four_views", "held_out_one_view", "held_out_four_views"):
+            value = getattr(self, name)
+            if value is not None and not (type(value) in (int, float) and 0 <= value <= 1):
+                raise ValueError(f"{name} must be a number from 0 to 1, got {value!r}")
         if self.input_shape is None:
             return
         shape = tuple(self.input_shape)  # JSON has lists for tuples
-        if len(shape) != 3 or not all(isinstance(size, int) and size > 0 for size in shape):
+        if len(shape) != 3 or not all(type(size) is int and size > 0 for size in shape):
             raise ValueError(f"input_shape must be (channels, height, width), got {self.input_shape!r}")
         object.__setattr__(self, "input_shape", shape)
 
@@ -94,7 +111,7 @@ def build_model(card: Card) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         try:
             model = ARCHITECTURES[card.architecture](**card.arguments)
-        except TypeError as error:
+        except (TypeError, ValueError, RuntimeError, ArithmeticError) as error:
             raise ValueError(f"cannot build {card.architecture!r} from the card: {error}") from error
         if card.rotation_head:
             if not isinstance(model, ResNet):
@@ -143,11 +160,35 @@ def load_checkpoint(path: str | os.PathLike[str]) -> tuple[nn.Module, Card]:
     """
     weights, _ = read_tensors(path, kind=KIND, version=FORMAT_VERSION, remedy=_REMEDY)
     card, expected = _read_card(card_path(path))
-    model = build_model(card)
+    try:
+        _check_size(card, weights)
+        model = build_model(card)
+    except ValueError as error:
+        raise ValueError(
+            f"the card {card_path(path)} does not describe {Path(path).name}: {error}"
+        ) from error
+    if strange := [name for name, value in weights.items() if not bool(value.isfinite().all())]:
+        raise ValueError(f"{path} has weights that are not finite: {strange[0]}; {_REMEDY}")
     _load_weights(model, weights, str(path))
     if fingerprint(model) != expected:
         raise ValueError(f"{path} and its card do not belong together: the card describes other weights")
     return model.eval(), card
+
+
+def _check_size(card: Card, weights: Mapping[str, Tensor]) -> None:
+    """Refuse a card whose model is larger than the weights, before memory is taken for it."""
+    most = sum(value.numel() for value in weights.values())
+    for name, value in card.arguments.items():
+        numbers = value if isinstance(value, list | tuple) else [value]
+        # A block has several tensors, and nothing is counted that has no element.
+        limit = len(weights) if name == "blocks" else most
+        if any(isinstance(number, int | float) and not abs(number) <= limit for number in numbers):
+            raise ValueError(f"{name} = {value!r} is more than the weights have")
+    with torch.device("meta"), warnings.catch_warnings():  # shapes without memory
+        warnings.simplefilter("ignore")  # of layers without elements, which are refused below
+        found = sum(value.numel() for value in build_model(card).state_dict().values())
+    if found != most:
+        raise ValueError(f"the weights do not fit its model: they have {most} numbers instead of {found}")
 
 
 def _load_weights(model: nn.Module, weights: Mapping[str, Tensor], name: str) -> None:
@@ -165,7 +206,7 @@ def _read_card(path: Path) -> tuple[Card, str]:
         )
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not readable JSON ({error})") from error
     if not isinstance(document, dict) or document.get("kind") != KIND:
         raise ValueError(f"{path} is not the card of a {KIND}")

@@ -218,5 +218,5 @@ class Sites:
             loss = json.loads(metadata["rotation_loss"])
             loss = None if loss is None else float(loss)
             return cls(means, counts, metadata["fingerprint"], fraction, temperatures, anchors, loss)
-        except (KeyError, AttributeError, TypeError, ValueError, OverflowError) as error:
+        except (KeyError, AttributeError, TypeError, ValueError, OverflowError, RecursionError) as error:
             raise ValueError(f"{path} is not a valid {KIND} file: {error}") from error

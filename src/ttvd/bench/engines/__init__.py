@@ -101,14 +101,13 @@ class WorkerLost:
 class Engine(ABC):
     """Does runs in other processes, several at a time, one run per worker.
 
-    A worker that dies loses its run only. The run is tried again in another worker, and fails after ``retries`` times.
+    A worker that dies loses its run only. The run is tried again in another worker.
     """
-
-    retries = 1
 
     def start(self) -> None:  # noqa: B027 (engines may have nothing to do)
         """Begin to start workers without waiting for them. This is not needed, but saves time before :meth:`run`."""
 
+    @abstractmethod
     def run(
         self, specs: Iterable[Spec | None], config: WorkerConfig, shared: Shared | None = None
     ) -> Generator[Event, None, None]:
@@ -119,6 +118,24 @@ class Engine(ABC):
             config: Configuration of the workers.
             shared: Test sets that workers need not load.
         """
+
+    @abstractmethod
+    def close(self) -> None:
+        """End all workers, whatever they do."""
+
+
+class WorkerPool(Engine):
+    """Gives runs to the workers of this process, each with one run at a time.
+
+    A run fails when it has lost more than ``retries`` workers.
+    """
+
+    retries = 1
+
+    def run(
+        self, specs: Iterable[Spec | None], config: WorkerConfig, shared: Shared | None = None
+    ) -> Generator[Event, None, None]:
+        """Do runs, as the engine says."""
         queue = _Queue(specs, self.retries)
         try:
             yield from self._prepare(config, shared or {})
@@ -135,10 +152,6 @@ class Engine(ABC):
                     yield Idle()
         finally:
             self.close()
-
-    @abstractmethod
-    def close(self) -> None:
-        """End all workers, whatever they do."""
 
     @abstractmethod
     def _prepare(self, config: WorkerConfig, shared: Shared) -> Iterator[Event]:

@@ -19,11 +19,12 @@ from typing import Any
 
 import torch.multiprocessing  # noqa: F401 (with it, tensors travel between processes without being copied)
 
-from ttvd.bench.engines import Engine, Event, Failed, Finished, Message, Shared, WorkerLost
+from ttvd.bench.engines import Event, Failed, Finished, Message, Shared, WorkerLost, WorkerPool
 from ttvd.bench.engines.worker import DoRun, Worker
 from ttvd.bench.job import execute as do_run
 from ttvd.bench.spec import Spec, WorkerConfig
 from ttvd.data.sets import ImageSet
+from ttvd.interrupts import delay_interrupts
 
 _SPAWN = multiprocessing.get_context("spawn")  # a forked process must not use CUDA or threads
 _SHARED_MEMORY = "/dev/shm"
@@ -31,7 +32,7 @@ _GRACE = 5.0  # seconds for a worker to end before it is killed
 _FAILED_STARTS = 3
 
 
-class LocalEngine(Engine):
+class LocalEngine(WorkerPool):
     """Processes of this machine, each with one run at a time.
 
     Args:
@@ -55,7 +56,8 @@ class LocalEngine(Engine):
 
     def _start_worker(self) -> "_Process":
         number = min(set(range(self._jobs)) - {worker.number for worker in self._workers})
-        self._workers.append(_Process(number, self._devices[number % len(self._devices)]))
+        with delay_interrupts():  # a process that is half started could not be ended
+            self._workers.append(_Process(number, self._devices[number % len(self._devices)]))
         return self._workers[-1]
 
     def _prepare(self, config: WorkerConfig, shared: Shared) -> Iterator[Event]:

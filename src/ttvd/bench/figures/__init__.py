@@ -16,8 +16,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Protocol
 
+import torch
+
 from ttvd.bench.figures import feature_plane, samples, slices
 from ttvd.bench.figures.scene import Description, FigureOptions, Scene, Tree, make_scene, make_spec, pack
+from ttvd.bench.recipe import check_code
 from ttvd.bench.resources import Resources
 from ttvd.data.checks import check_choice
 
@@ -85,9 +88,11 @@ def check_figures(recipe: Recipe, resources: Resources | None = None) -> None:
         resources: Models and data; without them only names and values of options are checked.
 
     Raises:
-        ValueError: A kind or an option is unknown (the allowed names are given), a value cannot be used, the model
-            does not have what the figure needs, or its sites would need training images that are not there.
+        ValueError: The recipe names code that is not allowed, a kind or an option is unknown (the allowed names are
+            given), a value cannot be used, the model does not have what the figure needs, or its sites would need
+            training images that are not there.
     """
+    check_code(recipe, allow_code=resources is not None and resources.config.allow_code)
     for name, part in name_figures(recipe).items():
         try:
             options = _read_options(part, recipe)
@@ -110,8 +115,18 @@ def _check_model(options: FigureOptions, recipe: Recipe, resources: Resources, k
     assert options.checkpoint is not None
     if resources.sites_beside(options.checkpoint, 1.0) is None:
         resources.check_training(recipe.data.set)  # to estimate the sites now would take long
-    else:
-        kind.check(make_scene(options, recipe, resources, seed=0), options)
+        return
+    scene = make_scene(options, recipe, resources, seed=0)
+    kind.check(scene, options)
+    stream = scene.stream
+    images = resources.batch(stream.spec, stream.spec.domains[0], stream.rows[:2])
+    try:
+        with torch.no_grad():
+            scene.parts(images)
+    except RuntimeError as error:
+        raise ValueError(
+            f"{options.checkpoint} does not take the images of {recipe.data.set}: {error}"
+        ) from error
 
 
 def make_figure(
@@ -128,6 +143,7 @@ def make_figure(
     Returns:
         Facts as JSON values, and arrays as safetensors bytes; ``ttvd.report.figures`` draws them.
     """
+    check_code(recipe, allow_code=resources.config.allow_code)
     options, kind = _read_options(part, recipe), KINDS[part.kind]
     scene = make_scene(options, recipe, resources, seed)
     values, facts = kind.compute(scene, options)
@@ -146,6 +162,7 @@ def make_figures(
         store: Store of the figures. A figure is made again if its options, the model or the data have changed.
         progress: Function that is called with the name of each figure before it is made.
     """
+    check_code(recipe, allow_code=resources.config.allow_code)
     have = {figure.name: figure.description.get("key") for figure in store.figures(recipe.name)}
     made, kept, failed = [], [], {}
     for name, part in name_figures(recipe).items():

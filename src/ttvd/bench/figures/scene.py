@@ -64,6 +64,8 @@ class FigureOptions:
     defaults: ClassVar[Mapping[str, FigureMethod]] = {}
 
     def __post_init__(self) -> None:
+        if self.checkpoint is not None and not isinstance(self.checkpoint, str):
+            raise ValueError(f"checkpoint must be a text in quotation marks, got {self.checkpoint!r}")
         if self.corruption is not None:
             check_choice(self.corruption, (*CORRUPTIONS, *EXTRA, CLEAN), "corruption")
         if self.severity is not None:
