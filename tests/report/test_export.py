@@ -90,7 +90,7 @@ def test_csv_holds_all_digits_and_notes_in_columns_of_their_own() -> None:
     assert rows[2] == ["bn", "", "30", "0.1", ""]
 
 
-@pytest.mark.parametrize("name", ["=1+1", "@SUM(A1)", "-cmd", "+tent"])
+@pytest.mark.parametrize("name", ["=1+1", "@SUM(A1)", "-cmd", "+tent", "-2+3+cmd|' /C calc'!A0", "\t=1"])
 def test_a_spreadsheet_takes_no_name_for_a_formula(name: str) -> None:
     assert list(csv.reader(io.StringIO(to_csv(table(name)))))[1][0] == f"'{name}"
 

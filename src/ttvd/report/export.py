@@ -257,8 +257,9 @@ def _show_csv(cell: Cell) -> str:
 
 
 def _escape_formula(text: str) -> str:
-    """Return a text that a spreadsheet does not take for a formula."""
-    return f"'{text}" if re.match(r"[=@]|[+-][^\d.]", text) else text
+    """Return a text that a spreadsheet does not take for a formula. Numbers and intervals stay as they are."""
+    is_formula = re.match(r"[=@\t\r]|[+-](?![\d\s.,%+-]*(?:to[\d\s.,%+-]*)?$)", text)
+    return f"'{text}" if is_formula else text
 
 
 WRITERS: dict[str, Callable[[Table], str]] = {"csv": to_csv, "md": to_markdown, "tex": to_latex}
