@@ -50,8 +50,8 @@ def unprotected() -> Iterator[None]:
     """Let steps run without transactions."""
     with (
         patch.object(StepLock, "step", _step),
-        patch.object(step_runner, "run_gated", _run),
-        patch.object(step_runner, "settle", lambda *_, **__: None),
+        patch.object(step_runner, "run_checked", _run),
+        patch.object(step_runner, "undo_unless_finite", lambda *_, **__: None),
     ):
         yield
 

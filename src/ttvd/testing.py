@@ -418,7 +418,7 @@ def check_interrupts(make: Make, model: nn.Module, batches: Sequence[Tensor], mo
     draw = random.Random(0)
     for moment in sorted(draw.sample(range(lines[0]), min(moments, lines[0]))):
         adapter.restore(before)
-        with _interrupting(moment), suppress(KeyboardInterrupt):
+        with suppress(KeyboardInterrupt), _interrupting(moment):
             adapter(batches[1])
         state = _values(adapter.snapshot())
         _demand(

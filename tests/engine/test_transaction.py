@@ -1,6 +1,7 @@
 """Steps as transactions: errors, interrupts, readers and writers in threads, states that are refused."""
 
 import copy
+import multiprocessing
 import pickle
 import random
 import signal
@@ -21,6 +22,7 @@ from ttvd.engine.transaction import Transaction
 from ttvd.methods import Adapter
 from ttvd.methods.policies import Episodic, ResetEvery
 from ttvd.methods.shared.supports import Supports
+from ttvd.testing import _interrupting as interrupting
 from ttvd.testing import make_world
 
 State = dict[str, Tensor]
@@ -309,6 +311,177 @@ def test_a_policy_and_its_adapter_change_together(policy: Callable[[Adapter], Ad
         with pytest.raises(torch.OutOfMemoryError), FailAt(number):
             adapter(second)
         assert same(adapter.snapshot(), before)
+
+
+def trace_lines(run: Callable[[], object], moment: int | None) -> int:
+    """Run something, and raise KeyboardInterrupt before one of its lines; returns the number of lines."""
+    with suppress(KeyboardInterrupt), interrupting(moment) as lines:
+        run()
+    return lines[0]
+
+
+@pytest.mark.parametrize("name", ["rotta", "ttvd", "t3a", "tast-bn", "sar", "note"])
+def test_an_interrupted_prediction_leaves_nothing_behind(name: str) -> None:
+    """Neither other statistics of norms nor hooks, which would keep the input of every later pass."""
+    adapter, twin = make(name), make(name)
+    first, second, _ = make_batches()
+    for one in (adapter, twin):
+        one(first)
+    expected = twin.predict(second)
+    count = trace_lines(lambda: adapter.predict(second), None)
+    for moment in range(0, count, max(1, count // 80)):
+        trace_lines(lambda: adapter.predict(second), moment)
+        assert not any(part._forward_pre_hooks for part in adapter.modules()), moment
+    assert torch.equal(adapter.predict(second), expected)
+    assert torch.equal(adapter(second), twin(second))
+    assert same(adapter.snapshot(), twin.snapshot())
+
+
+class TwoNames(nn.Module):
+    """Its norm has two names."""
+
+    def __init__(self, alias: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv, self.bn, self.fc = nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.Linear(8, 4)
+        if alias:
+            self.again = self.bn
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.fc(self.bn(self.bn(self.conv(x)).relu()).mean((2, 3)))
+        return out
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"), [("memo", {"views": 2}), ("sar", {"margin": 9.0}), ("deyo", {"margin": 9.0})]
+)
+def test_a_module_with_two_names_is_like_one_with_a_single_name(
+    name: str, parameters: dict[str, Any]
+) -> None:
+    one, other = (ttvd.create(name, TwoNames(alias).eval(), **parameters) for alias in (True, False))
+    start = one.predict(make_batches()[0])
+    for x in make_batches():
+        assert torch.equal(one(x), other(x))
+    assert isinstance(one.model.get_parameter("bn.weight"), nn.Parameter)
+    one.reset()
+    assert torch.equal(one.predict(make_batches()[0]), start)
+    copy.deepcopy(one)(x)
+
+
+def test_readers_beside_steps_that_fail_see_no_part_of_them() -> None:
+    """A roll back writes back what a memory held; a reader that copies it meanwhile must not see the step."""
+    adapter, batch = make("tast-bn"), make_batches()[1]
+    adapter(make_batches()[0])
+    before, dirty, done = adapter.snapshot(), list[int](), threading.Event()
+
+    def read() -> None:
+        while not done.is_set():
+            dirty.append(not same(adapter.snapshot(), before))
+
+    readers = [threading.Thread(target=read) for _ in range(2)]
+    for reader in readers:
+        reader.start()
+    with FailAt() as trace:
+        copy.deepcopy(adapter)(batch)
+    for _ in range(60):
+        with pytest.raises(torch.OutOfMemoryError), FailAt(trace.count // 2):
+            adapter(batch)
+    done.set()
+    for reader in readers:
+        reader.join()
+    assert len(dirty) > 10
+    assert not any(dirty)
+
+
+def test_compiled_models_are_used_as_they_were_or_refused() -> None:
+    net, x = make_world("tent")[0], make_batches()[0]
+    compiled = ttvd.create("tent", torch.compile(net, backend="eager"))  # type: ignore[arg-type]
+    assert torch.equal(compiled(x), ttvd.create("tent", net)(x))
+    layers: list[Any] = [nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(72, 3)]
+    layers[0] = torch.compile(layers[0], backend="eager")
+    part = nn.Sequential(*layers)
+    with pytest.raises(ValueError, match=r"0 was compiled.*accelerate"):
+        ttvd.create("tent", part)
+
+
+def test_states_inside_of_a_larger_module_are_checked_and_loaded_as_a_whole() -> None:
+    whole = nn.ModuleDict({"a": make("tent"), "b": make("rotta"), "c": nn.Linear(2, 2)})
+    other = nn.ModuleDict({"a": make("tent"), "b": make("rotta"), "c": nn.Linear(2, 2)})
+    for x in make_batches():
+        whole["a"](x)
+        whole["b"](x)
+    state = {key: tensor.clone() for key, tensor in whole.state_dict().items()}
+    other.load_state_dict(state)
+    assert same(other.state_dict(), state)
+    name = next(key for key in state if key.startswith("a.") and state[key].is_floating_point())
+    for wrong in (
+        {**state, name: state[name] * torch.nan},
+        {**state, name: state[name].double()},
+        {**state, name: state[name][:1].repeat(77)},
+        {key: tensor for key, tensor in state.items() if key != name},
+        {**state, "a.more": torch.ones(1)},
+    ):
+        changed = {
+            key: tensor.clone() + 1 if key.startswith("a.") else tensor for key, tensor in wrong.items()
+        }
+        with pytest.raises(RuntimeError, match="this state"):
+            other.load_state_dict(changed)
+        assert same(other.state_dict(), state)
+    other.load_state_dict({key: state[key] for key in state if key.startswith("c.")}, strict=False)
+
+
+@pytest.mark.parametrize("name", ["note", "rotta", "tast-bn"])
+def test_a_first_step_that_fails_leaves_no_room_for_its_images(name: str) -> None:
+    adapter, batch = make(name), make_batches()[0]
+    adapter.predict(batch)
+    before = adapter.snapshot()
+    with FailAt() as trace:
+        copy.deepcopy(adapter)(batch)
+    with pytest.raises(torch.OutOfMemoryError), FailAt(trace.count // 2):
+        adapter(batch)
+    assert same(adapter.snapshot(), before)
+    adapter(torch.rand(6, 1, 12, 12))
+
+
+def test_readers_of_a_policy_beside_a_step_of_its_adapter() -> None:
+    adapter = make("tent")
+    policy = ResetEvery(adapter, batches=9)
+    first, second, third = make_batches()
+    policy(first)
+    before, expected, found = policy.snapshot(), policy.predict(third), list[Any]()
+
+    def read() -> None:
+        found.extend((policy.snapshot(), policy.predict(third), copy.deepcopy(policy)))
+
+    Pause(adapter).run(lambda: adapter(second), read)
+    assert same(found[0], before)
+    assert torch.equal(found[1], expected)
+    assert same(found[2].snapshot(), before)
+    assert found[2].lock is found[2].adapter.lock
+
+
+def test_a_model_whose_copy_calls_the_original_is_refused() -> None:
+    net = make_world("tent")[0]
+    net.forward = lambda x: type(net).forward(net, x)
+    adapter = ttvd.create("tent", net)
+    with pytest.raises(ValueError, match="no parameter that adapts"):
+        adapter(make_batches()[0])
+
+
+def run_in_child(adapter: Adapter, x: Tensor, results: Any) -> None:
+    results.put(adapter(x).sum().item())
+
+
+def test_an_adapter_goes_to_a_process_that_is_spawned() -> None:
+    adapter, (first, second, _) = make("tent"), make_batches()
+    adapter(first)
+    context = multiprocessing.get_context("spawn")
+    results = context.SimpleQueue()
+    child = context.Process(target=run_in_child, args=(adapter, second, results))
+    child.start()
+    child.join(60)
+    assert child.exitcode == 0
+    assert results.get() == pytest.approx(adapter(second).sum().item(), rel=1e-4)
 
 
 @pytest.mark.parametrize("name", list(ttvd.list_methods()))

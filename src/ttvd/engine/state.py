@@ -1,7 +1,7 @@
 """The state of an adapter: everything that changes along a stream, and how it is saved, restored and reset."""
 
+import copy
 from collections.abc import Callable, Mapping
-from itertools import repeat
 from typing import Any, ClassVar, Self
 
 import torch
@@ -143,26 +143,36 @@ class StatefulModule(nn.Module):
         return torch.nn.modules.module._IncompatibleKeys([], [])
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        """As a part of a larger module that is loaded: add the frozen weights, which are not saved."""
-        self.keep_initial()
+        """As a part of a larger module that is loaded: load the state as a whole, or add an error to those of torch."""
+        _, _, missing, _, errors = args
+        given = {key: state_dict.pop(key) for key in list(state_dict) if key.startswith(prefix)}
+        try:
+            if given:
+                self.load_state_dict({key.removeprefix(prefix): value for key, value in given.items()})
+            else:
+                missing += [prefix + name for name in self.changing()]
+        except ValueError as error:
+            errors.append(str(error))
+        # What follows loads each part by itself: let it find what is there.
         for name, part in self.named_modules(prefix=prefix.removesuffix(".")):
-            own: dict[str, Tensor] = {}
-            part._save_to_state_dict(own, f"{name}." if name else "", keep_vars=True)
-            for key, tensor in own.items():
-                state_dict.setdefault(key, tensor)
-        super()._load_from_state_dict(state_dict, prefix, *args)
+            part._save_to_state_dict(state_dict, f"{name}." if name else "", keep_vars=True)
 
     def fit_state(self, state: Mapping[str, Any]) -> Mapping[str, Any]:
         """Make room for a state that is about to be loaded, where shapes depend on the stream; return what fits."""
         return state
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """A copy of the module between two steps."""
+        twin: Self = object.__new__(type(self))
+        memo[id(self)] = twin
+        self.lock.read(self, lambda module: vars(twin).update(copy.deepcopy(vars(module), memo)))
+        return twin
+
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Copy or pickle a copy, so that a step in another thread cannot change it on the way."""
-        found = self.lock.read(self, _copy_module)
-        reduced: Any = object.__reduce_ex__(found, protocol)
-        new, args, state, *_ = reduced
-        # Hooks refer to the copy weakly. An iterator of no items holds it until its attributes are copied.
-        return new, args, state, None, repeat(found, 0)
+        """Pickle a copy, so that a step in another thread cannot change it on the way."""
+        # A process that is spawned opens the tensors later: the copy must live as long as the module.
+        self.lock.pickled = self.lock.read(self, _copy_module)
+        return object.__reduce_ex__(self.lock.pickled, protocol)
 
     def requires_grad_(self, requires_grad: bool = True) -> Self:
         """Do nothing: which parameters adapt is decided at construction."""

@@ -207,8 +207,8 @@ class _Call:
         """
         adapter, runner = self._adapter, self._runner
         adapter.keep_initial()
-        if not adapter.is_known(self._x):
-            transaction.save()  # the check runs the model
+        if not (adapter.is_known(self._x) and runner.captured_steps()):
+            transaction.save()  # only a recorded step changes nothing before it is launched
         x, self.checked = adapter.validate(self._x)
         self.inputs = StepInputs.draw(adapter, x)
         self.tracked = adapter.compiled or runner._records(adapter, x)
@@ -223,7 +223,7 @@ class _Call:
     def finish(self, transaction: Transaction) -> Tensor:
         """Run the step; if a value was not finite, it has changed nothing."""
         out = self.execute(transaction)
-        settle(self._adapter, transaction, wait=can_wait(self._adapter))
+        undo_unless_finite(self._adapter, transaction, wait=can_wait(self._adapter))
         return out
 
     def execute(self, transaction: Transaction) -> Tensor:
@@ -257,7 +257,7 @@ class _Call:
 
     def _execute_eager(self, transaction: Transaction) -> Tensor:
         x, arguments = self.inputs.x, self.inputs.to_device().arguments()
-        return run_gated(self._adapter, transaction, x, arguments, checked=self.checked)
+        return run_checked(self._adapter, transaction, x, arguments, checked=self.checked)
 
     def _give_up_compiling(self, error: Exception, transaction: Transaction) -> None:
         """Go on without the compiler, from the state before the step."""
@@ -291,8 +291,8 @@ class CapturedStep:
         def step(module: SteppedModule) -> Tensor:
             transaction = Transaction(module)
             transaction.save()
-            out = run_gated(module, transaction, static.x, static.arguments(), checked=False)
-            settle(module, transaction, wait=False)
+            out = run_checked(module, transaction, static.x, static.arguments(), checked=False)
+            undo_unless_finite(module, transaction, wait=False)
             return out
 
         with _rehearsal(adapter, x.device):
@@ -338,7 +338,7 @@ def _rehearsal(adapter: SteppedModule, device: torch.device) -> Iterator[Transac
         raise RuntimeError("its step changes a part of its state that is kept on the host")
 
 
-def run_gated(
+def run_checked(
     adapter: SteppedModule, transaction: Transaction, x: Tensor, arguments: tuple[Any, ...], *, checked: bool
 ) -> Tensor:
     """Run a step, and let ``adapter.finite`` tell whether all values were finite; nothing waits for the device.
@@ -364,11 +364,11 @@ def run_gated(
     return out
 
 
-def settle(adapter: SteppedModule, transaction: Transaction, *, wait: bool) -> None:
+def undo_unless_finite(adapter: SteppedModule, transaction: Transaction, *, wait: bool) -> None:
     """Undo a step in which a value was not finite.
 
     Args:
-        adapter: The adapter, after :func:`run_gated`.
+        adapter: The adapter, after :func:`run_checked`.
         transaction: The state before the step.
         wait: Wait for the device to learn whether all was finite. Otherwise the tensors on the device are put back by
             a mask, and what is on the host, such as a random generator, moves on.

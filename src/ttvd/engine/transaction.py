@@ -54,7 +54,7 @@ class Place(NamedTuple):
 
 
 class Renewed:
-    """An object that belongs to one module: a copy of the module gets a new one."""
+    """An object that is not copied with its module: the copy of the module starts with a fresh one."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         return type(self)()
@@ -108,7 +108,7 @@ def _group(places: Iterable[Place]) -> list[list[Place]]:
 def _measure(parts: list[nn.Module]) -> list[object]:
     """Numbers of parameters and buffers, and which parameters require gradients."""
     tables = [part._parameters for part in parts]
-    parameters = filter(_is_tensor, chain.from_iterable(map(dict.values, tables)))
+    parameters = filter(_is_there, chain.from_iterable(map(dict.values, tables)))
     return [
         *map(len, tables),
         *(len(part._buffers) for part in parts),
@@ -116,7 +116,7 @@ def _measure(parts: list[nn.Module]) -> list[object]:
     ]
 
 
-def _is_tensor(value: object) -> bool:
+def _is_there(value: object) -> bool:
     return value is not None
 
 
@@ -147,7 +147,10 @@ class UndoLog(Renewed):
         self.entries: list[tuple[Tensor, Index, Tensor]] | None = None
 
     def begin(self, nested: bool) -> int:
-        """Begin a transaction, and return how many entries there are already, of a transaction around it."""
+        """Begin a transaction, and return how many entries there are already.
+
+        A recorded step is a transaction inside of that of the call which records it: ``nested`` is true then.
+        """
         if self.entries is None or not nested:
             self.entries = []
         return len(self.entries)
@@ -249,8 +252,13 @@ class Transaction:
 
     def save(self) -> None:
         """Save everything that may change, once."""
-        if not self._attributes:
+        self.save_attributes()
+        if not self._on_device:
             self._on_device = [_SavedGroup(places) for places in self._layout.device]
+
+    def save_attributes(self) -> None:
+        """Save the attributes of all parts, once."""
+        if not self._attributes:
             self._attributes = [_SavedAttributes(part) for part in self._parts]
 
     @torch.no_grad()
@@ -290,30 +298,32 @@ class Transaction:
         for log, mark in self._logs:
             log.undo_log.drop(mark)
 
-    def view(self, part: nn.Module) -> Any:
-        """A copy of a part of the module as it was before the call; it shares the tensors that do not change.
+    def view(self, module: nn.Module) -> Any:
+        """A copy of a module as it was before the call; it shares the tensors that do not change.
 
-        No other transaction of the module may begin meanwhile.
+        The caller holds the gate of the lock, so that no other transaction begins meanwhile.
+
+        Args:
+            module: The module of this transaction, a part of it, or one that it is a part of, such as a policy.
         """
         if self._view is None:
             self.save()
             self._view = self._build_view()
-        return self._view[id(part)]
+        if id(module) not in self._view:
+            around = [part for part in find_parts(module) if id(part) not in self._view]
+            _copy_parts([_SavedAttributes(part) for part in around], self._view)
+        return self._view[id(module)]
+
+    def drop_view(self) -> None:
+        """Forget the copy: a reader that was interrupted may have left it changed."""
+        self._view = None
 
     def _build_view(self) -> dict[int, Any]:
         """A copy of each part, by its identity."""
-        memo: dict[int, Any] = {}
-        for saved in self._attributes:
-            memo |= {id(tensor): tensor for tensor in saved.find_tensors()}
-        memo |= {id(tensor): _like(tensor, copied) for tensor, copied in self._pairs()}
+        memo: dict[int, Any] = {id(tensor): _like(tensor, copied) for tensor, copied in self._pairs()}
         for log, _ in self._logs:
             memo |= {id(t := log.get_buffer(name)): log.read_before(t) for name in log.logged}
-        memo |= {id(saved.part): object.__new__(type(saved.part)) for saved in self._attributes}
-        for saved in self._attributes:
-            own = saved.values | saved.tables
-            own.pop("_compiled_call_impl", None)  # it would call the original
-            for name, value in own.items():
-                vars(memo[id(saved.part)])[name] = _copy_value(value, memo, hooks=name.endswith("_hooks"))
+        _copy_parts(self._attributes, memo)
         return memo
 
 
@@ -351,6 +361,19 @@ class _SavedAttributes:
         """Parameters, buffers and the initial state."""
         tables = (*map(self._filled.get, ("_parameters", "_buffers")), self.values.get("_initial"))
         yield from (tensor for table in tables if table for tensor in table.values() if tensor is not None)
+
+
+def _copy_parts(parts: list[_SavedAttributes], memo: dict[int, Any]) -> None:
+    """Copy modules as they were saved. Tensors that have no copy in ``memo`` are shared; ``memo`` gets the copies."""
+    for saved in parts:
+        for tensor in saved.find_tensors():
+            memo.setdefault(id(tensor), tensor)
+    memo |= {id(saved.part): object.__new__(type(saved.part)) for saved in parts}
+    for saved in parts:
+        own = saved.values | saved.tables
+        own.pop("_compiled_call_impl", None)  # it would call the original
+        for name, value in own.items():
+            vars(memo[id(saved.part)])[name] = _copy_value(value, memo, hooks=name.endswith("_hooks"))
 
 
 def find_parts(root: nn.Module) -> list[nn.Module]:
@@ -402,15 +425,24 @@ class StepLock(Renewed):
     """Decides who changes and who reads a module.
 
     Modules that change together, such as an adapter and its policy, share a lock. A copy of a module gets its own.
+
+    ============= ================================================== ==========================================
+    held          by a step                                          by a reader
+    ============= ================================================== ==========================================
+    ``_turn``     from its beginning to its end                      never
+    ``_gate``     while it begins, and while it is undone            while it reads the module, or copies what
+                                                                     the module was before the open step
+    ``_entrance`` while it waits for the gate                        for a moment, so that a step that waits
+                                                                     comes first
+    ============= ================================================== ==========================================
     """
 
     def __init__(self) -> None:
         # Plain locks in `with` statements, and nothing else: an interrupt cannot leave one of them locked.
-        self._turn = threading.RLock()  # held during a change
-        self._gate = threading.RLock()  # held while a change begins, and while the module itself is read
-        self._entrance = threading.RLock()  # held by a change that waits for the gate: readers let it pass
+        self._turn, self._gate, self._entrance = (threading.RLock() for _ in range(3))
         self._open: Transaction | None = None
         self._stream: torch.cuda.Stream | None = None
+        self.pickled: object = None
 
     def step(
         self,
@@ -422,10 +454,10 @@ class StepLock(Renewed):
 
         Args:
             module: The module that the step may change.
-            begin: First part of the step, which readers wait for. It changes what the host holds, and may do all of
-                the step if a single call does so. Then it calls its second argument, which ends the transaction,
-                together with that call.
-            finish: The rest, if ``begin`` returns None.
+            begin: The part of the step that readers wait for. A recorded step does everything here, and calls the
+                second argument, which ends the transaction, in the same moment as it is launched. Any other step
+                returns None.
+            finish: The rest of a step that is not recorded.
 
         Raises:
             RuntimeError: The step was called from inside of a step of the same module.
@@ -475,16 +507,35 @@ class StepLock(Renewed):
             function: Gets the module, or a copy of what it was before the step that is under way.
         """
         assert isinstance(module, nn.Module)
+        if _is_owned(self._gate) and not self.is_stepping():  # a part of a larger read
+            return function(module)
         with self._entrance:
             pass
         with self._gate:
+            if self._open is None:
+                return self._read_itself(module, function)
             transaction = self._open
-            if transaction is None:
-                self._follow_stream(module.device)
-                return function(module)
             before = transaction.view(module)
         with transaction.reading, self._beside_stream(module.device):
-            return function(before)
+            try:
+                return function(before)
+            except BaseException:
+                transaction.drop_view()
+                raise
+
+    def _read_itself(self, module: Root, function: Callable[[Any], R]) -> R:
+        """Read a module while no step is under way. A pass may set attributes, which an interrupt must not leave."""
+        self._follow_stream(module.device)
+        transaction = Transaction(module)
+        transaction.save_attributes()
+        try:
+            self._open = transaction
+            out = function(module)
+            self._open = None
+        except BaseException:
+            self._recover()
+            raise
+        return out
 
     def is_open(self) -> bool:
         """Whether a transaction is open."""
@@ -492,14 +543,14 @@ class StepLock(Renewed):
 
     def is_stepping(self) -> bool:
         """Whether this thread is inside of a step."""
-        owned: bool = self._turn._is_owned()  # type: ignore[attr-defined]
-        return owned
+        return _is_owned(self._turn)
 
     def _recover(self) -> None:
         """Undo a change that did not reach its end."""
-        if self._open is not None:
-            self._open.roll_back()
-            self._open = None
+        with self._gate:  # readers copy what the module was before, and this ends it
+            if self._open is not None:
+                self._open.roll_back()
+                self._open = None
 
     def _follow_stream(self, device: torch.device) -> None:
         """Let the present CUDA stream wait for the one that used the tensors before."""
@@ -522,3 +573,9 @@ class StepLock(Renewed):
             yield
         finally:
             home.wait_stream(current)
+
+
+def _is_owned(lock: Any) -> bool:
+    """Whether this thread holds a lock."""
+    owned: bool = lock._is_owned()
+    return owned

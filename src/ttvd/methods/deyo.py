@@ -7,7 +7,6 @@ from typing import ClassVar, Unpack
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from ttvd.geometry.precision import upcast
 from ttvd.methods.gradient import GradientAdapter, Step, StepOptions
@@ -15,7 +14,7 @@ from ttvd.methods.registry import register
 from ttvd.methods.sar import LAST_LAYERS
 from ttvd.methods.shared.losses import entropy, mean_over
 from ttvd.methods.shared.random_state import RandomState
-from ttvd.nn.split import unwrap_output
+from ttvd.nn.split import exchanged
 
 
 def shuffle_patches(x: Tensor, order: Tensor) -> Tensor:
@@ -137,4 +136,5 @@ class DeYO(GradientAdapter):
     def _forward_frozen(self, x: Tensor) -> Tensor:
         """Logits; on copies of the buffers, so that running averages do not learn from shuffled images."""
         still = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
-        return upcast(unwrap_output(functional_call(self.model, still, (x,))))
+        with exchanged(self.model, still):
+            return upcast(self.call_model(x))

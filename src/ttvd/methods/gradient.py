@@ -41,6 +41,14 @@ class Step(NamedTuple):
     gradients: Sequence[Tensor | None] | None = None
 
 
+def _check_gradients(gradients: Sequence[Tensor | None]) -> None:
+    if gradients and all(gradient is None for gradient in gradients):
+        raise ValueError(
+            "no parameter that adapts has an effect on the loss: the forward pass of the model does not use its own "
+            "layers. An attribute such as a lambda may refer to the original model, whose copy adapts; make it a method"
+        )
+
+
 class GradientAdapter(Adapter):
     """Base class of the methods that take gradient steps. A method writes :meth:`loss` and, if need be, :meth:`output`.
 
@@ -142,6 +150,7 @@ class GradientAdapter(Adapter):
                     gradients = step.gradients
                     if gradients is None:
                         gradients = differentiate(step.loss, parameters)
+                        _check_gradients(gradients)
                 self.require_finite(step.loss, self.optimizer.step(parameters, gradients, step.kept))
                 self.kept.copy_(step.kept.detach())
                 self.after_step(step)

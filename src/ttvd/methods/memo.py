@@ -4,7 +4,6 @@ import math
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from ttvd.geometry.precision import upcast
 from ttvd.methods.adapter import Adapter
@@ -13,7 +12,7 @@ from ttvd.methods.shared.augmix import augmix
 from ttvd.methods.shared.losses import differentiate, entropy, find_largest
 from ttvd.methods.shared.random_state import RandomState
 from ttvd.nn.norms import Statistics
-from ttvd.nn.split import unwrap_output
+from ttvd.nn.split import exchanged
 
 
 @register(
@@ -87,14 +86,15 @@ class MEMO(Adapter):
             with self.random_state.generator() as generator:
                 views = augmix(image, self.views, generator)
             weights |= self._step(weights, views)
-        with torch.no_grad():
-            return upcast(unwrap_output(functional_call(self.model, weights, (image,))))
+        with torch.no_grad(), exchanged(self.model, weights):
+            return upcast(self.call_model(image))
 
     @torch.enable_grad()
     def _step(self, weights: dict[str, Tensor], views: Tensor) -> dict[str, Tensor]:
         """The weights after one step on the entropy of the mean prediction."""
         moving = {name: weight.detach().requires_grad_() for name, weight in weights.items()}
-        logits = upcast(unwrap_output(functional_call(self.model, moving, (views,))))
+        with exchanged(self.model, moving):
+            logits = upcast(self.call_model(views))
         mean = logits.log_softmax(1).logsumexp(0) - math.log(len(views))
         gradients = differentiate(entropy(mean), list(moving.values()))
         found = {n: g for n, g in zip(moving, gradients, strict=True) if g is not None}

@@ -10,7 +10,7 @@ from torch import Tensor
 from ttvd.engine.acceleration import Precision
 from ttvd.engine.module import Capture, Validation
 from ttvd.engine.state import StatefulModule
-from ttvd.engine.step_runner import StepRunner, can_wait, settle
+from ttvd.engine.step_runner import StepRunner, can_wait, undo_unless_finite
 from ttvd.engine.transaction import Place, Transaction
 from ttvd.methods.adapter import Adapter
 from ttvd.methods.shared.losses import entropy
@@ -41,7 +41,7 @@ class Policy(Adapter):
 
         def step(transaction: Transaction) -> Tensor:
             logits = self.advance(x, transaction)
-            settle(self, transaction, wait=can_wait(self))
+            undo_unless_finite(self, transaction, wait=can_wait(self))
             return logits
 
         with torch.inference_mode(False):

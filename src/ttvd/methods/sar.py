@@ -6,13 +6,12 @@ from typing import ClassVar, Unpack
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from ttvd.geometry.precision import upcast
 from ttvd.methods.gradient import GradientAdapter, Step, StepOptions
 from ttvd.methods.registry import register
 from ttvd.methods.shared.losses import differentiate, entropy, mean_over
-from ttvd.nn.split import unwrap_output
+from ttvd.nn.split import exchanged
 
 LAST_LAYERS = ("layer4", "blocks.9", "blocks.10", "blocks.11", "norm")
 """What the authors leave alone: the last stage of ResNets; the last three blocks of ViT-B and its final norm."""
@@ -125,4 +124,5 @@ class SAR(GradientAdapter):
     def _forward_with(self, x: Tensor, parameters: dict[str, Tensor]) -> Tensor:
         """Logits under other parameters; on copies of the buffers, so that running averages learn only once."""
         still = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
-        return upcast(unwrap_output(functional_call(self.model, {**parameters, **still}, (x,))))
+        with exchanged(self.model, {**parameters, **still}):
+            return upcast(self.call_model(x))

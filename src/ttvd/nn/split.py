@@ -18,6 +18,8 @@ from ttvd.geometry.precision import upcast
 
 M = TypeVar("M", bound=nn.Module)
 
+_COMPILED = "_orig_mod"
+"""Where the wrapper of ``torch.compile`` has the original model."""
 _HINT = "Pass head='dotted.name' of the last nn.Linear, or wrap the model so that it returns logits (b, k)."
 
 
@@ -265,13 +267,18 @@ def unwrap_output(output: object) -> Tensor:
 
 
 def unwrap(model: nn.Module) -> nn.Module:
-    """Return the model inside a data-parallel wrapper, whose buckets and hooks serve training."""
+    """Return the model inside of wrappers: data-parallel ones, which serve training, and that of ``torch.compile``.
+
+    The wrapper of a compiled model calls the original, not a copy of it. ``Adapter.accelerate`` compiles steps.
+    """
     if not isinstance(model, nn.Module):
         raise TypeError(
             f"expected a model, a torch.nn.Module, as the first argument; got {type(model).__name__}"
         )
-    parallel = (nn.parallel.DistributedDataParallel, nn.DataParallel)
-    return model.module if isinstance(model, parallel) else model
+    if isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
+        return unwrap(model.module)
+    compiled = model._modules.get(_COMPILED)
+    return model if compiled is None else unwrap(compiled)
 
 
 def count_classes(model: nn.Module) -> int:
@@ -318,11 +325,51 @@ def evaluating(model: nn.Module) -> Iterator[None]:
             module.training = flag
 
 
+@contextmanager
+def exchanged(module: nn.Module, tensors: Mapping[str, Tensor]) -> Iterator[None]:
+    """Let a module use other tensors in place of some of its parameters and buffers.
+
+    ``torch.func.functional_call`` does the same, but leaves wrong tensors behind in a module that has two names.
+
+    Args:
+        module: The module. It gets its own tensors back.
+        tensors: The other tensors, by the names of ``named_parameters`` and ``named_buffers``.
+
+    Example:
+        >>> layer = nn.Linear(1, 1, bias=False)
+        >>> with exchanged(layer, {"weight": torch.tensor([[3.0]])}):
+        ...     layer(torch.tensor([2.0]))
+        tensor([6.])
+    """
+    known = dict(module.named_parameters()) | dict(module.named_buffers())
+    others = {known[name]: tensor for name, tensor in tensors.items()}
+    places = [
+        (table, key, own)
+        for part in module.modules()
+        for table in (part._parameters, part._buffers)
+        for key, own in table.items()
+        if own is not None and own in others
+    ]
+    try:
+        for table, key, own in places:
+            table[key] = others[own]  # type: ignore[assignment]  # also in place of a parameter
+        yield
+    finally:
+        for table, key, own in places:
+            table[key] = own  # type: ignore[assignment]
+
+
 def shared_copy(module: M, owned: set[str]) -> M:
     """Copy a module; the copy owns its buffers and the parameters in ``owned`` and shares all others, frozen.
 
     The copy can be adapted and rearranged without an effect on the original. It costs the memory of what it owns.
     """
+    for name, part in module.named_modules():
+        if _COMPILED in part._modules:
+            raise ValueError(
+                f"{name or 'the model'} was compiled by torch.compile, and its copy would call the original. Pass the "
+                "model as it was before; adapter.accelerate(compile=True) compiles steps"
+            )
     memo: dict[int, Any] = {}
     for name, parameter in module.named_parameters():
         data = parameter.detach().clone() if name in owned else parameter.detach()
