@@ -75,7 +75,7 @@ class StatefulModule(nn.Module):
             return "report"
         if (inside or key in module._non_persistent_buffers_set) and name not in self._running_averages:
             return None
-        if isinstance(module, LoggedBuffers) and key in module.logged:
+        if isinstance(module, LoggedBuffers) and key in module.logged and module.is_large:
             return "log"
         return "host" if getattr(module, "on_host", False) else "state"
 

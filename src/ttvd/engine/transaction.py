@@ -106,13 +106,14 @@ def _group(places: Iterable[Place]) -> list[list[Place]]:
 
 
 def _measure(parts: list[nn.Module]) -> list[object]:
-    """Numbers of parameters and buffers, and which parameters require gradients."""
+    """Numbers of parameters and buffers, which parameters require gradients, and which memories are large."""
     tables = [part._parameters for part in parts]
     parameters = filter(_is_there, chain.from_iterable(map(dict.values, tables)))
     return [
         *map(len, tables),
         *(len(part._buffers) for part in parts),
         *map(attrgetter("requires_grad"), parameters),
+        *(part.is_large for part in parts if isinstance(part, LoggedBuffers)),
     ]
 
 
@@ -133,6 +134,8 @@ class Root(Protocol):
         """The device that the module computes on."""
 
 
+LARGE = 2**20
+"""Bytes of buffers above which they are not copied before a step."""
 Index = tuple[Tensor, ...] | EllipsisType
 
 
@@ -179,16 +182,22 @@ class UndoLog(Renewed):
 
 
 class LoggedBuffers(nn.Module):
-    """A module with buffers that are too large to be copied before every step.
+    """A module with buffers that may be too large to be copied before every step.
 
     Before a part of such a buffer is overwritten, :meth:`remember` notes what was there; before all of them are,
-    :meth:`remember_all` does.
+    :meth:`remember_all` does. Buffers of a megabyte or less are copied, which takes less time than the notes.
 
     Attributes:
-        logged: Names of the large buffers.
+        logged: Names of the buffers.
     """
 
     logged: ClassVar[tuple[str, ...]] = ()
+
+    @property
+    def is_large(self) -> bool:
+        """Whether changes of the buffers are noted."""
+        sizes: list[int] = [self.get_buffer(name).nbytes for name in self.logged]
+        return sum(sizes) > LARGE
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -205,14 +214,14 @@ class LoggedBuffers(nn.Module):
             A copy of what the buffer holds there.
         """
         old = tensor[index]
-        if self.undo_log.entries is not None:
+        if self.undo_log.entries is not None and self.is_large:
             self.undo_log.entries.append((tensor, index, old))
         return old
 
     def remember_all(self) -> None:
         """Note what all logged buffers hold."""
         buffers = [self.get_buffer(name) for name in self.logged]
-        if self.undo_log.entries is not None:
+        if self.undo_log.entries is not None and self.is_large:
             self.undo_log.entries += [(buffer, ..., buffer.clone()) for buffer in buffers]
 
     def read_before(self, live: Tensor) -> Tensor:
@@ -322,7 +331,8 @@ class Transaction:
         """A copy of each part, by its identity."""
         memo: dict[int, Any] = {id(tensor): _like(tensor, copied) for tensor, copied in self._pairs()}
         for log, _ in self._logs:
-            memo |= {id(t := log.get_buffer(name)): log.read_before(t) for name in log.logged}
+            if log.is_large:
+                memo |= {id(t := log.get_buffer(name)): log.read_before(t) for name in log.logged}
         _copy_parts(self._attributes, memo)
         return memo
 
