@@ -4,6 +4,7 @@
     python -m benchmarks.transactions --device cuda --precision bfloat16 --channels-last [--compile]
 
 The unprotected step takes no lock, saves nothing, and looks at no value. The two take turns; medians over the rounds.
+On a CPU, set the variables of `make bench`: otherwise the system gives memory back and forth between the two.
 """
 
 from __future__ import annotations
