@@ -415,7 +415,7 @@ def check_interrupts(make: Make, model: nn.Module, batches: Sequence[Tensor], mo
     after = twin.snapshot()
     with _interrupting(None) as lines:
         adapter(batches[1])
-    draw = random.Random(0)
+    draw, modes = random.Random(0), _read_modes()
     for moment in sorted(draw.sample(range(lines[0]), min(moments, lines[0]))):
         adapter.restore(before)
         with suppress(KeyboardInterrupt), _interrupting(moment):
@@ -425,11 +425,25 @@ def check_interrupts(make: Make, model: nn.Module, batches: Sequence[Tensor], mo
             _same(state, _values(before)) or _same(state, _values(after)),
             f"an interrupted step must have happened as a whole or not at all; line {moment} was interrupted",
         )
+        _demand(
+            _read_modes() == modes, "an interrupted step must give back the modes of gradients and autocast"
+        )
     adapter.restore(before)
     twin.restore(before)
     _demand(
         _same(_run(adapter, batches[1:]), _run(twin, batches[1:])),
         "after interrupts the stream must go on as without them",
+    )
+
+
+def _read_modes() -> tuple[object, ...]:
+    torch.autocast_increment_nesting()
+    nesting = torch.autocast_decrement_nesting()
+    return (
+        torch.is_grad_enabled(),
+        torch.is_autocast_enabled("cpu"),
+        torch.is_autocast_enabled("cuda"),
+        nesting,
     )
 
 

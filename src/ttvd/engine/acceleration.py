@@ -1,20 +1,32 @@
 """Precision, memory layout and compilation of an adapter's own copy of a network."""
 
+import functools
 import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
-from typing import Any, Literal, get_args
+from typing import Any, Literal, Protocol, TypeVar, get_args
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
-from ttvd.engine.compiling import compile_once, is_fusing, raise_recompile_limit
+from ttvd.engine.compiling import compile_once, get_fusing, is_fusing, raise_recompile_limit, set_fusing
 from ttvd.engine.fast_layers import exchange_layers
 
 Precision = Literal["float32", "bfloat16"]
+
+
+class HasDevice(Protocol):
+    """What :func:`keeping_modes` asks of an adapter."""
+
+    @property
+    def device(self) -> torch.device:
+        """The device that it computes on."""
+
+
+S = TypeVar("S", bound=HasDevice)
 
 
 def choose_dtype(precision: Precision, own: torch.dtype) -> torch.dtype | None:
@@ -80,6 +92,59 @@ def prepare_network(
         network._compiled_call_impl = _CompiledCall(network)
 
 
+class ThreadModes:
+    """The modes of torch in this thread: gradients, autocast, and whether functions are fused.
+
+    An interrupt can cut off the end of a ``with`` block, which then does not give back what it has set. A nesting of
+    autocast that does not end would keep outdated copies of weights for good.
+
+    Args:
+        device_type: The device whose autocast matters beside that of the CPU.
+    """
+
+    def __init__(self, device_type: str) -> None:
+        self._grad, self._fusing = torch.is_grad_enabled(), get_fusing()
+        self._autocast = [
+            (kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind))
+            for kind in {"cpu", device_type}
+        ]
+        self._caching, self._nesting = torch.is_autocast_cache_enabled(), _read_nesting()
+
+    def restore(self) -> None:
+        """Set the modes to what they were."""
+        set_fusing(self._fusing)
+        torch.set_grad_enabled(self._grad)
+        for kind, enabled, dtype in self._autocast:
+            torch.set_autocast_enabled(kind, enabled)
+            torch.set_autocast_dtype(kind, dtype)
+        torch.set_autocast_cache_enabled(self._caching)
+        while _read_nesting() > self._nesting:
+            torch.autocast_decrement_nesting()
+        if self._nesting == 0:
+            torch.clear_autocast_cache()
+
+
+def _read_nesting() -> int:
+    torch.autocast_increment_nesting()
+    nesting: int = torch.autocast_decrement_nesting()
+    return nesting
+
+
+def keeping_modes(method: Callable[[S, Tensor], Tensor]) -> Callable[[S, Tensor], Tensor]:
+    """Decorate a method of an adapter: whatever raises inside, the modes of the thread are what they were."""
+
+    @functools.wraps(method)
+    def call(adapter: S, x: Tensor) -> Tensor:
+        modes = ThreadModes(adapter.device.type)
+        try:
+            return method(adapter, x)
+        except BaseException:
+            modes.restore()
+            raise
+
+    return call
+
+
 class _CompiledCall:
     """Calls the forward pass of a module, compiled in compiled steps, without keeping the module alive."""
 
@@ -103,10 +168,8 @@ def _exclude_heads() -> None:
     PreciseLinear.forward = torch.compiler.disable(PreciseLinear.forward)  # type: ignore[method-assign]
 
 
-@contextmanager
-def autocasting(device_type: str, dtype: torch.dtype | None) -> Iterator[None]:
+def autocasting(device_type: str, dtype: torch.dtype | None) -> AbstractContextManager[object]:
     """Compute in a data type by autocast; None leaves the caller's mode alone."""
     # The cache of autocast may hold casts of old weights, or casts made where no gradient was wanted.
     torch.clear_autocast_cache()
-    with torch.autocast(device_type, dtype) if dtype is not None else nullcontext():
-        yield
+    return torch.autocast(device_type, dtype) if dtype is not None else nullcontext()

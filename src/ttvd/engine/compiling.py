@@ -2,11 +2,12 @@
 
 import functools
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
 import torch
+
+from ttvd.engine.temporary import Temporarily
 
 GRAPHS = 128
 """How many variants of one function a process may compile: one for each setting and batch shape."""
@@ -59,14 +60,19 @@ def fusible(*, writes_scalars: bool = False) -> Callable[[Callable[P, R]], Calla
     return decorate
 
 
-@contextmanager
-def fusing(device_type: str | None) -> Iterator[None]:
-    """Fuse the functions marked :func:`fusible` that are called inside; None turns this off."""
-    before, _FUSING.device_type = _FUSING.device_type, device_type
-    try:
-        yield
-    finally:
-        _FUSING.device_type = before
+def fusing(device_type: str | None) -> Temporarily[object]:
+    """Fuse the functions marked :func:`fusible` that are called inside of the block; None turns this off."""
+    return Temporarily([_FUSING], "device_type", device_type)
+
+
+def get_fusing() -> str | None:
+    """The type of the device for which this thread fuses functions; None if it fuses none."""
+    return _FUSING.device_type
+
+
+def set_fusing(device_type: str | None) -> None:
+    """Fuse functions in this thread, or not, from now on."""
+    _FUSING.device_type = device_type
 
 
 def raise_recompile_limit() -> None:
@@ -84,7 +90,7 @@ def is_fusing() -> bool:
     Compiling for a batch shape that comes once does not pay. ``torch.compiler.set_stance`` is not used for this, since
     it holds for all threads.
     """
-    return _FUSING.device_type is not None
+    return get_fusing() is not None
 
 
 def is_compiler_error(error: BaseException) -> bool:

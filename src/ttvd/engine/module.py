@@ -73,7 +73,7 @@ class SteppedModule(StatefulModule):
             if isinstance(part, SteppedModule):
                 part.runner.forget()
 
-    def autocasting(self) -> AbstractContextManager[None]:
+    def autocasting(self) -> AbstractContextManager[object]:
         """Compute in the precision that was asked for, else in the caller's."""
         return autocasting(self.kept.device.type, self._precision)
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Hashable
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 import torch
@@ -295,11 +295,11 @@ class CapturedStep:
             undo_unless_finite(module, transaction, wait=False)
             return out
 
-        with _rehearsal(adapter, x.device):
+        with _Rehearsal(adapter, x.device):
             for _ in range(_WARM_UPS):
                 with recorder.rehearsing(x.device):
                     step(adapter)
-        with _rehearsal(adapter, x.device) as transaction:
+        with _Rehearsal(adapter, x.device) as transaction:
             try:
                 self._replay = recorder.record(step, adapter, x.device)
             finally:
@@ -318,24 +318,28 @@ class CapturedStep:
         return self._replay(commit).clone()
 
 
-@contextmanager
-def _rehearsal(adapter: SteppedModule, device: torch.device) -> Iterator[Transaction]:
-    """Undo the steps inside, and refuse those that change attributes or tensors of the host."""
-    transaction = Transaction(adapter)
-    transaction.save()
-    guard = GraphGuard(adapter, device.type, ignore=("runner",))
-    hosted = _find_hosted(adapter)
-    on_host = [(t, t.clone()) for name, t in adapter.changing().items() if name.split(".")[0] in hosted]
-    try:
-        yield transaction
-    finally:
-        moved = any(not torch.equal(tensor, old) for tensor, old in on_host)
-        changed = not guard.is_valid()
-        transaction.roll_back()
-    if changed:
-        raise RuntimeError("its step changes attributes that are not tensors")
-    if moved:
-        raise RuntimeError("its step changes a part of its state that is kept on the host")
+class _Rehearsal:
+    """Undoes the steps inside of a block, and refuses those that change attributes or tensors of the host."""
+
+    def __init__(self, adapter: SteppedModule, device: torch.device) -> None:
+        self._transaction = Transaction(adapter)
+        self._transaction.save()
+        self._guard = GraphGuard(adapter, device.type, ignore=("runner",))
+        hosted = _find_hosted(adapter)
+        own = adapter.changing().items()
+        self._on_host = [(tensor, tensor.clone()) for name, tensor in own if name.split(".")[0] in hosted]
+
+    def __enter__(self) -> Transaction:
+        return self._transaction
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        moved = any(not torch.equal(tensor, old) for tensor, old in self._on_host)
+        changed = not self._guard.is_valid()
+        self._transaction.roll_back()
+        if kind is None and changed:
+            raise RuntimeError("its step changes attributes that are not tensors")
+        if kind is None and moved:
+            raise RuntimeError("its step changes a part of its state that is kept on the host")
 
 
 def run_checked(

@@ -22,6 +22,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, Protocol, Self, TypeVar
 import torch
 from torch import Tensor, nn
 
+from ttvd.engine.acceleration import ThreadModes
 from ttvd.engine.flat import Copies, keep_where
 
 R = TypeVar("R")
@@ -476,9 +477,9 @@ class StepLock(Renewed):
             raise RuntimeError(
                 "an adapter was called from inside of its own step, for example by a hook; call its predict() there"
             )
+        modes = ThreadModes(module.device.type)
         with self._turn:
             self._recover()
-            grad_mode = torch.is_grad_enabled()
             try:
                 with self._entrance, self._gate:
                     self._follow_stream(module.device)
@@ -491,7 +492,7 @@ class StepLock(Renewed):
                     out = finish(transaction)
                 self._open = None
             except BaseException:
-                torch.set_grad_enabled(grad_mode)  # an interrupt may have cut off the end of a `with` block
+                modes.restore()
                 self._recover()
                 raise
             return out
@@ -536,13 +537,14 @@ class StepLock(Renewed):
     def _read_itself(self, module: Root, function: Callable[[Any], R]) -> R:
         """Read a module while no step is under way. A pass may set attributes, which an interrupt must not leave."""
         self._follow_stream(module.device)
-        transaction = Transaction(module)
+        transaction, modes = Transaction(module), ThreadModes(module.device.type)
         transaction.save_attributes()
         try:
             self._open = transaction
             out = function(module)
             self._open = None
         except BaseException:
+            modes.restore()
             self._recover()
             raise
         return out

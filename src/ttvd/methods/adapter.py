@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal, Self
 import torch
 from torch import Tensor, nn
 
-from ttvd.engine.acceleration import Precision, choose_dtype, prepare_network
+from ttvd.engine.acceleration import Precision, choose_dtype, keeping_modes, prepare_network
 from ttvd.engine.compiling import fusing
 from ttvd.engine.module import SteppedModule
 from ttvd.engine.transaction import LoggedBuffers as LoggedBuffers
@@ -119,6 +119,7 @@ class Adapter(SteppedModule):
         with torch.no_grad(), following_stream(self.model):
             return self.output(x)
 
+    @keeping_modes
     def forward(self, x: Tensor) -> Tensor:
         """Predict and adapt.
 
@@ -136,6 +137,7 @@ class Adapter(SteppedModule):
         with self.autocasting():
             return self.runner.run_within(self, x, transaction)
 
+    @keeping_modes
     def predict(self, x: Tensor) -> Tensor:
         """Predict without adapting: nothing changes.
 

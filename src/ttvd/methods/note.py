@@ -1,8 +1,5 @@
 """NOTE: instance-aware norms and a memory that is balanced by the predictions."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -12,7 +9,7 @@ from ttvd.methods.registry import register
 from ttvd.methods.shared.memory import Clock, Memory, MemoryAdapter
 from ttvd.methods.shared.random_state import RandomState
 from ttvd.nn.instance_norm import InstanceAwareBatchNorm2d
-from ttvd.nn.norms import Statistics
+from ttvd.nn.norms import Statistics, Temporarily
 from ttvd.nn.split import count_classes
 
 Piece = tuple[int, int, int]
@@ -160,14 +157,7 @@ class NOTE(MemoryAdapter):
         return Step(logits, -(probs * torch.log(probs + 1e-6)).mean(), torch.ones_like(self.kept))
 
 
-@contextmanager
-def _following(model: nn.Module) -> Iterator[None]:
+def _following(model: nn.Module) -> Temporarily[nn.Module]:
     """Let instance-aware norms use the statistics of the batch and follow them."""
     norms = [layer for layer in model.modules() if isinstance(layer, InstanceAwareBatchNorm2d)]
-    for layer in norms:
-        layer.training = True
-    try:
-        yield
-    finally:
-        for layer in norms:
-            layer.training = False
+    return Temporarily(norms, "training", True)

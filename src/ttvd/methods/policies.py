@@ -7,7 +7,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from ttvd.engine.acceleration import Precision
+from ttvd.engine.acceleration import Precision, keeping_modes
 from ttvd.engine.module import Capture, Validation
 from ttvd.engine.state import StatefulModule
 from ttvd.engine.step_runner import StepRunner, can_wait, undo_unless_finite
@@ -36,6 +36,7 @@ class Policy(Adapter):
     def after(self, logits: Tensor) -> None:
         """Called after each batch with the logits of the adapter."""
 
+    @keeping_modes
     def forward(self, x: Tensor) -> Tensor:
         """Predict and adapt, and reset the adapter where the policy asks for it."""
 

@@ -1,8 +1,6 @@
 """RoTTA: a balanced memory of recent certain samples, robust statistics and a slow teacher."""
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +12,14 @@ from ttvd.methods.shared.augmentations import augment
 from ttvd.methods.shared.losses import entropy
 from ttvd.methods.shared.memory import Clock, Memory, MemoryAdapter
 from ttvd.methods.shared.random_state import RandomState
-from ttvd.nn.norms import Statistics, StreamNorm, apply_statistics, following_stream, select_parameters
+from ttvd.nn.norms import (
+    Statistics,
+    StreamNorm,
+    Temporarily,
+    apply_statistics,
+    following_stream,
+    select_parameters,
+)
 from ttvd.nn.split import shared_copy
 
 
@@ -171,15 +176,7 @@ class RoTTA(MemoryAdapter):
                     slow.lerp_(fast, self.nu)
 
 
-@contextmanager
-def _averages_alone(network: nn.Module) -> Iterator[None]:
+def _averages_alone(network: nn.Module) -> Temporarily[StreamNorm]:
     """Let batch norms use their averages without the batch at hand."""
     norms = [layer for layer in network.modules() if isinstance(layer, StreamNorm)]
-    policies = [layer.statistics for layer in norms]
-    for layer in norms:
-        layer.statistics = Statistics.source()
-    try:
-        yield
-    finally:
-        for layer, policy in zip(norms, policies, strict=True):
-            layer.statistics = policy
+    return Temporarily(norms, "statistics", Statistics.source())

@@ -1,7 +1,6 @@
 """Normalisation layers at test time: their statistics, and which parameters adapt."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from itertools import takewhile
 from typing import Literal
 
@@ -10,6 +9,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
+from ttvd.engine.temporary import Temporarily as Temporarily
 from ttvd.nn.instance_norm import InstanceAwareBatchNorm2d
 from ttvd.nn.norm_batch import NormBatch, commit
 from ttvd.nn.split import split
@@ -59,48 +59,44 @@ def _without_normalisation(layer: _BatchNorm) -> _BatchNorm:
     return layer.eval()
 
 
-@contextmanager
-def following_stream(model: nn.Module, follow: bool = True) -> Iterator[None]:
-    """Let the running averages of a model learn from batches that are forwarded inside.
+class following_stream:  # noqa: N801 (used like a function)
+    """Let the running averages of a model learn from batches that are forwarded inside of the block.
 
     Args:
         model: The model.
         follow: False to exclude a part of an outer block again.
     """
-    with _set_flag(model, "following", follow) as parts:
-        norms = [part for part in parts if isinstance(part, StreamNorm)]
-        commit(norms)  # pending updates of an outer block stay, whatever happens inside
-        outer, norm_batch = [norm.norm_batch for norm in norms], NormBatch(norms)
-        for norm in norms:
+
+    def __init__(self, model: nn.Module, follow: bool = True) -> None:
+        self._flags = _set_flag(model, "following", follow)
+
+    def __enter__(self) -> None:
+        parts = self._flags.__enter__()
+        self._norms = [part for part in parts if isinstance(part, StreamNorm)]
+        commit(self._norms)  # pending updates of an outer block stay, whatever happens inside
+        self._outer, norm_batch = [norm.norm_batch for norm in self._norms], NormBatch(self._norms)
+        for norm in self._norms:
             norm.norm_batch = norm_batch
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         try:
-            yield
-            commit(norms)
+            if kind is None:
+                commit(self._norms)
         finally:
-            for norm, before in zip(norms, outer, strict=True):
+            for norm, before in zip(self._norms, self._outer, strict=True):
                 norm.pending, norm.norm_batch = (), before
                 if before is not None:
                     before.forget()
+            self._flags.__exit__()
 
 
-@contextmanager
-def settled_stream(model: nn.Module) -> Iterator[None]:
+def settled_stream(model: nn.Module) -> Temporarily[TracksStream]:
     """Forward a batch from which the running averages have learnt already, so that it does not count twice."""
-    with _set_flag(model, "settled", True):
-        yield
+    return _set_flag(model, "settled", True)
 
 
-@contextmanager
-def _set_flag(model: nn.Module, flag: str, value: bool) -> Iterator[list[TracksStream]]:
-    parts = [part for part in model.modules() if isinstance(part, TracksStream)]
-    before = [getattr(part, flag) for part in parts]
-    for part in parts:
-        setattr(part, flag, value)
-    try:
-        yield parts
-    finally:
-        for part, old in zip(parts, before, strict=True):
-            setattr(part, flag, old)
+def _set_flag(model: nn.Module, flag: str, value: bool) -> Temporarily[TracksStream]:
+    return Temporarily([part for part in model.modules() if isinstance(part, TracksStream)], flag, value)
 
 
 def follows_stream(model: nn.Module) -> bool:

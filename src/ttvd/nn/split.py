@@ -325,9 +325,8 @@ def evaluating(model: nn.Module) -> Iterator[None]:
             module.training = flag
 
 
-@contextmanager
-def exchanged(module: nn.Module, tensors: Mapping[str, Tensor]) -> Iterator[None]:
-    """Let a module use other tensors in place of some of its parameters and buffers.
+class exchanged:  # noqa: N801 (used like a function)
+    """Let a module use other tensors in place of some of its parameters and buffers, inside of a block.
 
     ``torch.func.functional_call`` does the same, but leaves wrong tensors behind in a module that has two names.
 
@@ -341,22 +340,27 @@ def exchanged(module: nn.Module, tensors: Mapping[str, Tensor]) -> Iterator[None
         ...     layer(torch.tensor([2.0]))
         tensor([6.])
     """
-    known = dict(module.named_parameters()) | dict(module.named_buffers())
-    others = {known[name]: tensor for name, tensor in tensors.items()}
-    places = [
-        (table, key, own)
-        for part in module.modules()
-        for table in (part._parameters, part._buffers)
-        for key, own in table.items()
-        if own is not None and own in others
-    ]
-    try:
-        for table, key, own in places:
-            table[key] = others[own]  # type: ignore[assignment]  # also in place of a parameter
-        yield
-    finally:
-        for table, key, own in places:
-            table[key] = own  # type: ignore[assignment]
+
+    def __init__(self, module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+        known = dict(module.named_parameters()) | dict(module.named_buffers())
+        others = {known[name]: tensor for name, tensor in tensors.items()}
+        tables: list[dict[str, Any]] = [
+            table for part in module.modules() for table in (part._parameters, part._buffers)
+        ]
+        self._places = [
+            (table, key, own, others[own])
+            for table in tables
+            for key, own in table.items()
+            if own is not None and own in others
+        ]
+
+    def __enter__(self) -> None:
+        for table, key, _, other in self._places:
+            table[key] = other
+
+    def __exit__(self, *_: object) -> None:
+        for table, key, own, _other in self._places:
+            table[key] = own
 
 
 def shared_copy(module: M, owned: set[str]) -> M:
