@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Protocol, Self, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +11,16 @@ from ttvd.engine.flat import keep_where, lay_together
 from ttvd.engine.transaction import Kind, Layout, LoggedBuffers, Place, StepLock, Transaction, find_parts
 
 State = dict[str, Tensor]
+
+
+@runtime_checkable
+class ChecksValues(Protocol):
+    """A part of a module that knows more about its values than that they are finite."""
+
+    _buffers: dict[str, Tensor | None]
+
+    def check_values(self, state: State) -> None:
+        """Refuse buffers that are about to be loaded, by a ValueError."""
 
 
 class StatefulModule(nn.Module):
@@ -216,6 +226,9 @@ def check_state(module: StatefulModule, state: Mapping[str, Any]) -> None:
     for name, tensor in own.items():
         if tensor.is_floating_point() and not bool(state[name].isfinite().all()):
             raise ValueError(f"this state holds NaN or infinite values in {name!r}: it cannot be continued")
+    for prefix, part in module.named_modules():
+        if isinstance(part, ChecksValues):
+            part.check_values({key: state[f"{prefix}.{key}"] for key in part._buffers})
 
 
 def _find_fault(own: Tensor, given: object) -> str | None:
@@ -223,6 +236,8 @@ def _find_fault(own: Tensor, given: object) -> str | None:
         return f"is no tensor but a {type(given).__name__}"
     if given.shape != own.shape:
         return f"has shape {tuple(given.shape)} and not {tuple(own.shape)}"
+    if given.is_meta:
+        return "is on the device 'meta' and has no values"
     return None if given.dtype == own.dtype else f"has type {given.dtype} and not {own.dtype}"
 
 

@@ -475,7 +475,7 @@ class StepLock(Renewed):
         """
         if self.is_stepping():
             raise RuntimeError(
-                "an adapter was called from inside of its own step, for example by a hook; call its predict() there"
+                "an adapter was called from inside of its own step, for example by a hook; call it after the step"
             )
         modes = ThreadModes(module.device.type)
         with self._turn:

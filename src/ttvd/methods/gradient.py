@@ -1,7 +1,7 @@
 """Adapters that take gradient steps: the step and its options are written once, here."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple, TypedDict, Unpack
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple, Self, TypedDict, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +12,11 @@ from ttvd.methods.adapter import Adapter, Timing
 from ttvd.methods.shared.losses import differentiate
 from ttvd.nn.anchors import Anchors
 from ttvd.nn.norms import Statistics, Which, following_stream, freeze_layers, settled_stream
+
+_HALF = (
+    "weights in half precision cannot follow small steps: keep the model in float32 and call the adapter inside "
+    "torch.autocast"
+)
 
 
 class StepOptions(TypedDict, total=False):
@@ -101,15 +106,17 @@ class GradientAdapter(Adapter):
         if chosen["prediction"] not in ("before", "after"):
             raise ValueError(f"prediction must be 'before' or 'after', got {chosen['prediction']!r}")
         if any(p.dtype.itemsize < 4 for p in self.adapting()):
-            raise ValueError(
-                "weights in half precision cannot follow small steps: keep the model in float32 and call the adapter "
-                "inside torch.autocast"
-            )
+            raise ValueError(_HALF)
         self.steps = self.draws = steps
         self.prediction = chosen["prediction"]
         self.optimizer = build_optimizer(
             chosen["optimizer"], self.adapting(), chosen["lr"], chosen["momentum"], nesterov=nesterov
         )
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        if self.adapting() and fn(torch.zeros(1, device=self.device)).dtype.itemsize < 4:
+            raise ValueError(_HALF)
+        return super()._apply(fn, recurse)
 
     @classmethod
     def check_options(cls, options: Mapping[str, Any]) -> None:

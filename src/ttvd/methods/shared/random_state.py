@@ -44,5 +44,14 @@ class RandomState(nn.Module):
         yield generator
         self.state.copy_(generator.get_state())
 
+    def check_values(self, state: dict[str, Tensor]) -> None:
+        """Refuse what is no state of a generator."""
+        try:
+            torch.Generator().set_state(state["state"].cpu())
+        except RuntimeError as error:
+            raise ValueError(
+                f"this state holds no random generator: {str(error).splitlines()[0]}; it cannot be continued"
+            ) from error
+
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         return self
