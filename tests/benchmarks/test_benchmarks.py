@@ -89,8 +89,10 @@ def test_growth() -> None:
     ]
     assert len(rows) == 4 + 2 + 6
     assert all(row.ms for row in rows)
-    flat = [row.note for row in rows if row.group == "stream"]
-    assert set(flat) == {"+0 bytes since the first batches"}
+    notes = [row.note for row in rows if row.group == "stream"]
+    assert all(note.endswith(" bytes since the first batches") for note in notes)
+    # What earlier tests have left behind may be freed meanwhile.
+    assert all(int(note.split()[0].replace(",", "")) <= 0 for note in notes)
 
 
 def test_sites(tiny: Network) -> None:
