@@ -280,7 +280,6 @@ def test_a_step_inside_of_a_step_is_refused_and_a_prediction_is_that_of_before()
 def test_adapters_in_other_threads_are_not_disturbed() -> None:
     """One compiles, one fails, one learns."""
     batches = make_batches(6)
-    alone = [make("ttvd")(x) for x in batches[:1]]
     quiet, compiled, failing = make("ttvd"), make("tent").accelerate(compile=True), make("roid")
     failing.model.register_forward_hook(lambda *_: 1 / 0)
     expected = make("ttvd")

@@ -119,7 +119,6 @@ class StepRunner(Renewed):
     def forget(self) -> None:
         """Drop all recordings."""
         self._guard: GraphGuard | None = None
-        self._compiled: set[Key] = set()
         self._steps: OrderedDict[Key, CapturedStep | None] = OrderedDict()
 
     def run(self, adapter: SteppedModule, x: Tensor) -> Tensor:

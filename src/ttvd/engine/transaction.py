@@ -123,7 +123,7 @@ def _is_there(value: object) -> bool:
 
 
 class Root(Protocol):
-    """What a transaction asks of a module; :class:`~ttvd.engine.state.StatefulModule` is one."""
+    """The interface of a module with transactions; :class:`~ttvd.engine.state.StatefulModule` has it."""
 
     lock: "StepLock"
 

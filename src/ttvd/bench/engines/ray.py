@@ -169,7 +169,7 @@ class RayEngine(Engine):
         return f"All runs that were finished are stored. {first}; it does what is missing"
 
     def _check_cluster(self) -> None:
-        """Look from time to time whether the processes answer without which the cluster is lost.
+        """Check from time to time that the head and the raylet answer; without them the cluster is lost.
 
         Raises:
             ConnectionError: One of them has not answered for a while.
