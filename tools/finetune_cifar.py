@@ -105,7 +105,15 @@ def augment(job: Job) -> tuple[nn.Module, Card]:
 def make_config(epochs: int, lr: float) -> TrainingConfig:
     """Return the settings of tools/train_cifar.py with a smaller learning rate, which keeps what was learnt."""
     return TrainingConfig(
-        "sla", epochs=epochs, lr=lr, nesterov=True, schedule="onecycle", precision="bf16", channels_last=True
+        "sla",
+        epochs=epochs,
+        lr=lr,
+        nesterov=True,
+        schedule="onecycle",
+        padding=4,
+        flip=True,  # a mirrored photograph shows the same class
+        precision="bf16",
+        channels_last=True,
     )
 
 

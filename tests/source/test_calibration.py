@@ -298,3 +298,34 @@ def test_the_rotation_loss_of_a_head_that_is_sure_is_nothing_and_not_less() -> N
     data = images, net(images)[:, ::4].argmax(1)
     found = calibrate(net, estimate_sites(net, data), data, structures=())
     assert found.rotation_loss == 0.0
+
+
+@pytest.mark.parametrize("outputs", [3, 12])
+@pytest.mark.parametrize("size", [1, 37, 256])
+def test_calibrate_measures_accuracy_and_what_mirrored_images_add(outputs: int, size: int) -> None:
+    model, sites, (images, labels) = make_world(outputs)
+    found = calibrate(model, sites, (images, labels), structures=("pd",), batch_size=size)
+    with torch.no_grad():
+        upright = model(images)[:, :: outputs // 3]
+        averaged = (upright + model(images.flip(3))[:, :: outputs // 3]) / 2
+    right, right_averaged = (
+        (scores.argmax(1) == labels).double().mean().item() for scores in (upright, averaged)
+    )
+    assert found.accuracy == pytest.approx(right, abs=1e-12)
+    assert found.mirror_gain == pytest.approx(right_averaged - right, abs=1e-12)
+    assert found.mirror_gain != 0
+    assert (sites.accuracy, sites.mirror_gain) == (None, None)
+    if outputs == 3:
+        assert found.temperatures["pd+mirror"] == pytest.approx(fit_temperature(averaged, labels), rel=1e-5)
+    else:
+        assert set(found.temperatures) == {"pd"}
+
+
+def test_mirrored_images_do_not_enter_the_anchors() -> None:
+    """Images that are darker on one side show their norms other means when they are mirrored."""
+    net = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(4), nn.Linear(4, 2)).eval()
+    images = torch.tensor([[0.9, 0.1, 0.8, 0.0], [0.1, 0.7, 0.3, 0.2]]).view(2, 1, 2, 2).repeat(8, 1, 1, 1)
+    data = images, torch.arange(16) % 2
+    sites = estimate_sites(net, data, views=1)
+    found = calibrate(net, sites, data, structures=())
+    torch.testing.assert_close(found.anchors[1].means, images.flatten(1).mean(0).double())

@@ -133,7 +133,7 @@ def test_what_cannot_be_meant_is_refused() -> None:
         estimate_fisher(net, make_images(4), samples=0)
     with pytest.raises(ValueError, match="no images"):
         estimate_fisher(net, [])
-    with pytest.raises(ValueError, match="normalisation the first layer"):
+    with pytest.raises(ValueError, match="images / 255"):
         estimate_fisher(net, make_images(4) * 255)
     with pytest.raises(ValueError, match="no normalisation layer"):
         estimate_fisher(nn.Sequential(nn.Flatten(), nn.Linear(64, 3)), make_images(4))

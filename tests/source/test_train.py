@@ -159,7 +159,7 @@ def test_train_refuses_wrong_input() -> None:
     images, labels = make_stripes(8)
     cases: list[tuple[nn.Module, Tensor, Tensor, TrainingConfig, str]] = [
         (make_net(), images, labels[:5], QUICK, "8 images and 5 labels"),
-        (make_net(), images.float(), labels, QUICK, r"in \[0, 1\], got values from .*first layer"),
+        (make_net(), images.float(), labels, QUICK, r"in \[0, 1\], got values from .*images / 255"),
         (make_net(), images.int(), labels, QUICK, "uint8 or floating point, got torch.int32"),
         (make_net(), images[0], labels, QUICK, r"\(b, c, h, w\)"),
         (make_net(), images, labels - 1, QUICK, "labels must run from 0, got values from -1"),

@@ -1,6 +1,8 @@
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -200,6 +202,25 @@ def test_nonsense_is_no_rotation_loss(tmp_path: Path, text: str) -> None:
     write_marked(path, {"means": sites.means, "counts": sites.counts}, {**GOOD, "rotation_loss": text})
     with pytest.raises(ValueError, match=r"a.safetensors is not a valid ttvd.sites file: "):
         Sites.load(path)
+
+
+@pytest.mark.parametrize("name", ["mirror_gain", "accuracy"])
+def test_round_trip_of_what_files_may_lack(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "a.safetensors"
+    for value in (None, 0.1 + 0.2, 0, 1.0):
+        changed: dict[str, Any] = {name: value}
+        replace(make_sites(), **changed).save(path)
+        assert getattr(Sites.load(path), name) == value
+    tensors = {"means": make_sites().means, "counts": make_sites().counts}
+    write_marked(path, tensors, GOOD)  # a file of an older version
+    assert getattr(Sites.load(path), name) is None
+    for text in ("-1.1", "1.1", "NaN", "Infinity", "", "{", "[0.1]", '"much"'):
+        write_marked(path, tensors, {**GOOD, name: text})
+        with pytest.raises(ValueError, match=r"a.safetensors is not a valid ttvd.sites file: "):
+            Sites.load(path)
+    changed = {name: math.nan}
+    with pytest.raises(ValueError, match=f"{name} must be a number from -?[01] to 1, got nan"):
+        replace(make_sites(), **changed)
 
 
 def test_a_changed_number_is_noticed(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from torch.utils.data import Dataset, IterableDataset, default_collate
 from ttvd.data.loading import prefetch
 from ttvd.data.sets import ImageFolder, ImageSet
 from ttvd.nn.fingerprint import fingerprint
-from ttvd.nn.split import check_input_shape, evaluating, split
+from ttvd.nn.split import SplitModel, check_input_shape, evaluating, split
 from ttvd.nn.views import rotate
 from ttvd.source.distributed import Group
 from ttvd.zoo.source_features import SourceFeatures
@@ -49,9 +49,14 @@ def check_images(images: Tensor) -> None:
         raise ValueError(f"images must be uint8 or floating point, got {images.dtype}")
     low, high = (value.item() for value in images.detach().aminmax())
     if not (low >= -_TOLERANCE and high <= 1 + _TOLERANCE):
+        remedy = (
+            "Write images / 255, or give uint8 images"
+            if low >= 0 and 2 < high <= 255
+            else "Give images before their normalisation, and make the normalisation the first layer of the model: "
+            f"model = torch.nn.Sequential(ttvd.Normalize({images.shape[1]}, mean, std), model)"
+        )
         raise ValueError(
-            f"images must be finite and in [0, 1], got values from {low:g} to {high:g}; "
-            "make the normalisation the first layer of the model"
+            f"images must be finite and in [0, 1], got values from {low:g} to {high:g}. {remedy}"
         )
 
 
@@ -74,7 +79,8 @@ def check_labels(labels: Tensor, num_classes: int | None = None) -> None:
     low, high = (int(value.item()) for value in labels.aminmax())
     if low < 0 or (num_classes is not None and high >= num_classes):
         limit = "" if num_classes is None else f" to {num_classes - 1}"
-        raise ValueError(f"labels must run from 0{limit}, got values from {low} to {high}")
+        hint = "; if the first class is 1, give labels - 1" if low == 1 and high == num_classes else ""
+        raise ValueError(f"labels must run from 0{limit}, got values from {low} to {high}{hint}")
 
 
 def check_pairs(images: Tensor, labels: Tensor) -> None:
@@ -204,17 +210,25 @@ def stream_features(
         views: Number of rotations of each image.
         num_classes: Number of classes; all labels must be below it.
     """
-    features = split(model).features
+    parts = split(model)
     for images, labels in batches:
-        check_images(images)
-        check_input_shape(model, images.shape)
-        check_labels(labels, num_classes)
-        like = next(model.parameters())
-        with evaluating(model):
-            z = features(rotate(to_unit(images.to(like.device)).to(like.dtype), views))
-        if z.ndim != 2 or not bool(z.isfinite().all()):
-            raise ValueError(f"features must be finite and of shape (b, d), got shape {tuple(z.shape)}")
-        yield z.view(views, len(labels), -1), labels.to(like.device)
+        yield compute_features(parts, images, labels, views, num_classes)
+
+
+@torch.no_grad()
+def compute_features(
+    parts: SplitModel, images: Tensor, labels: Tensor, views: int, num_classes: int
+) -> tuple[Tensor, Tensor]:
+    """Return features (v, b, d) and labels (b,) of one batch, as :func:`stream_features` does."""
+    check_images(images)
+    check_input_shape(parts, images.shape)
+    check_labels(labels, num_classes)
+    like = next(parts.parameters())
+    with evaluating(parts):
+        z = parts.features(rotate(to_unit(images.to(like.device)).to(like.dtype), views))
+    if z.ndim != 2 or not bool(z.isfinite().all()):
+        raise ValueError(f"features must be finite and of shape (b, d), got shape {tuple(z.shape)}")
+    return z.view(views, len(labels), -1), labels.to(like.device)
 
 
 def collect_features(

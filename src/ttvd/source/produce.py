@@ -95,9 +95,7 @@ def produce(
         return
     images, labels = training
     held = is_held_out(len(images))
-    model = build_model(card)
-    init_weights(model, torch.Generator().manual_seed(config.seed))
-    model.to(device)
+    model = _initialise(card, config.seed).to(device)
     resume = folder / f"{name}.training"
     train(model, images[~held], labels[~held], config, checkpoint=resume, progress=progress, compile=compile)
     model.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]  # missing in torch's stubs
@@ -119,6 +117,15 @@ def produce(
     )
     save_checkpoint(folder / f"{name}.safetensors", model.cpu(), done)
     resume.unlink()
+
+
+def _initialise(card: Card, seed: int) -> nn.Module:
+    """Build a model with weights that depend on the seed alone: drawn as TTAB does, or as the network itself does."""
+    if card.architecture == "timm":
+        return build_model(card, seed)
+    model = build_model(card)
+    init_weights(model, torch.Generator().manual_seed(seed))
+    return model
 
 
 def _is_done(folder: Path, name: str, config: TrainingConfig, fractions: Sequence[float]) -> bool:

@@ -68,13 +68,18 @@ class SiteAccumulator:
 
     def means(self) -> Tensor:
         """Return class means (k, v, d) in float64; a ValueError names the classes without samples."""
-        if empty := (self.counts == 0).any(1).nonzero().flatten().tolist():
-            shown = ", ".join(map(str, empty[:10])) + (", ..." if len(empty) > 10 else "")
-            raise ValueError(
-                f"no samples of class {shown} ({len(empty)} of {len(self.counts)} classes): a class without "
-                "samples has no site; use more data, a larger fraction, or the right num_classes"
-            )
+        _check_counts(self.counts.amin(1))
         return self.sums / self.counts[..., None]
+
+
+def _check_counts(counts: Tensor) -> None:
+    """Raise a ValueError that names the classes without samples, by the numbers of samples (k,)."""
+    if empty := (counts == 0).nonzero().flatten().tolist():
+        shown = ", ".join(map(str, empty[:10])) + (", ..." if len(empty) > 10 else "")
+        raise ValueError(
+            f"no samples of class {shown} ({len(empty)} of {len(counts)} classes): a class without "
+            "samples has no site; use more data, a larger fraction, or the right num_classes"
+        )
 
 
 def estimate_sites(
@@ -120,7 +125,8 @@ def estimate_sites(
     labels, indices = find_labels(data), None
     if labels is not None:
         check_labels(labels, num_classes)
-        num_classes = num_classes or _infer_classes(int(labels.max()) + 1, parts)
+        num_classes = num_classes or infer_classes(int(labels.max()) + 1, parts)
+        _check_counts(torch.bincount(labels.cpu().long(), minlength=num_classes))
         indices = choose_fraction(labels, fraction, seed)
     elif fraction != 1.0:
         raise ValueError("an iterable of batches needs fraction=1, because its labels are not known ahead")
@@ -131,11 +137,11 @@ def estimate_sites(
     sums = _sum_features(stream_features(model, batches, views, rows), rows, progress)
     sums = _reduce(sums, (rows, views), group, device)
     if num_classes is None:
-        sums.keep_classes(_infer_classes(int(sums.counts[:, 0].nonzero().max()) + 1, parts))
+        sums.keep_classes(infer_classes(int(sums.counts[:, 0].nonzero().max()) + 1, parts))
     return Sites(sums.means().cpu(), sums.counts.cpu(), fingerprint(model), fraction)
 
 
-def _infer_classes(labelled: int, parts: SplitModel) -> int:
+def infer_classes(labelled: int, parts: SplitModel) -> int:
     """Return the number of classes if labels from 0 to ``labelled - 1`` fit the head, else raise a ValueError."""
     outputs, told = parts.linear.out_features, getattr(parts.model, "head_views", None)  # told by the card
     if outputs not in [labelled * views for views in (TURNS if told is None else [told])]:

@@ -15,9 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from ttvd.nn.fingerprint import fingerprint
-from ttvd.nn.resnet import ResNet, resnet26
+from ttvd.nn.resnet import ResNet, resnet20, resnet26
 from ttvd.nn.resnet_imagenet import resnet18, resnet50
 from ttvd.nn.rotation import RotationNet
+from ttvd.nn.timm_network import timm_network
 from ttvd.zoo.tensorfile import check_format, read_tensors, write_bytes, write_tensors
 
 KIND = "ttvd.checkpoint"
@@ -30,8 +31,10 @@ _REMEDY = (
 ARCHITECTURES: dict[str, Callable[..., nn.Module]] = {
     "resnet": ResNet,
     "resnet18": resnet18,
+    "resnet20": resnet20,
     "resnet26": resnet26,
     "resnet50": resnet50,
+    "timm": timm_network,
 }
 
 
@@ -98,8 +101,8 @@ class Card:
         object.__setattr__(self, "input_shape", shape)
 
 
-def build_model(card: Card) -> nn.Module:
-    """Build the model that a card describes, with fresh weights.
+def build_model(card: Card, seed: int | None = None) -> nn.Module:
+    """Build the model that a card describes, with fresh weights; ``seed`` makes them repeatable.
 
     The model gets the attributes ``trained_input_shape`` and ``head_views`` of the card, which
     :func:`ttvd.nn.split.check_input_shape` and ``ttvd.estimate_sites`` read. The global random generator stays as
@@ -109,6 +112,8 @@ def build_model(card: Card) -> nn.Module:
         known = ", ".join(sorted(ARCHITECTURES))
         raise ValueError(f"unknown architecture {card.architecture!r}; this ttvd can build: {known}")
     with torch.random.fork_rng(devices=[]):
+        if seed is not None:
+            torch.default_generator.manual_seed(seed)
         try:
             model = ARCHITECTURES[card.architecture](**card.arguments)
         except (TypeError, ValueError, RuntimeError, ArithmeticError) as error:
@@ -178,10 +183,10 @@ def load_checkpoint(path: str | os.PathLike[str]) -> tuple[nn.Module, Card]:
 def _check_size(card: Card, weights: Mapping[str, Tensor]) -> None:
     """Refuse a card whose model is larger than the weights, before memory is taken for it."""
     most = sum(value.numel() for value in weights.values())
-    for name, value in card.arguments.items():
+    for name, value in (*card.arguments.items(), *_find_options(card)):
         numbers = value if isinstance(value, list | tuple) else [value]
         # A block has several tensors, and nothing is counted that has no element.
-        limit = len(weights) if name == "blocks" else most
+        limit = len(weights) if name in ("blocks", "depth", "depths", "layers") else most
         if any(isinstance(number, int | float) and not abs(number) <= limit for number in numbers):
             raise ValueError(f"{name} = {value!r} is more than the weights have")
     with torch.device("meta"), warnings.catch_warnings():  # shapes without memory
@@ -189,6 +194,11 @@ def _check_size(card: Card, weights: Mapping[str, Tensor]) -> None:
         found = sum(value.numel() for value in build_model(card).state_dict().values())
     if found != most:
         raise ValueError(f"the weights do not fit its model: they have {most} numbers instead of {found}")
+
+
+def _find_options(card: Card) -> list[tuple[str, Any]]:
+    options = card.arguments.get("options")
+    return list(options.items()) if isinstance(options, Mapping) else []
 
 
 def _load_weights(model: nn.Module, weights: Mapping[str, Tensor], name: str) -> None:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ttvd.nn.anchors import Anchors
+from ttvd.nn.descriptors import InputMoments
 from ttvd.nn.fingerprint import fingerprint as fingerprint
 from ttvd.nn.split import SplitModel
 from ttvd.zoo.tensorfile import read_tensors, write_tensors
@@ -23,6 +24,8 @@ FORMAT_VERSION = 2
 _REMEDY = "estimate the sites again with ttvd.estimate_sites and ttvd.calibrate"
 STRUCTURES = ("vd", "civd", "pd", "cipd")
 """The diagrams of the paper: Voronoi, cluster-induced Voronoi, power, cluster-induced power."""
+MIRROR_KEY = "pd+mirror"
+"""Name of the temperature of a plain head's logits, averaged over the upright and the mirrored image."""
 
 
 def temperature_key(structure: str, gamma: float | None = None) -> str:
@@ -47,7 +50,8 @@ def temperature_key(structure: str, gamma: float | None = None) -> str:
 class Sites:
     """Class means of source features per view, and the model that computed the features.
 
-    ``ttvd.estimate_sites`` makes them; ``ttvd.calibrate`` adds temperatures, anchors and the rotation loss.
+    ``ttvd.prepare`` makes them, in two parts: ``ttvd.estimate_sites``, and ``ttvd.calibrate``, which adds what is
+    measured on held-out images.
 
     Args:
         means: Class means (k, v, d), float64.
@@ -59,6 +63,14 @@ class Sites:
             forwarded together: 1 and v. Empty before calibration.
         rotation_loss: Mean of -log p(rotation a) over the views a of held-out source data. None before calibration
             and for a head that does not tell rotations apart.
+        mirror_gain: What mirrored images (flipped left to right) add on held-out source data: the accuracy of the mean
+            logits of the upright and the mirrored image minus ``accuracy``. None before calibration. Where mirroring
+            changes the class, as with letters and digits, it is negative.
+        accuracy: Accuracy on held-out source data, of upright images. None before calibration.
+        inputs: Moments of the descriptors of held-out source images, with which a stream is compared. None before
+            calibration.
+        agreement_exponent: r of accuracy = agreement^r: how often the mean logits of the upright and the mirrored image
+            are right, from how often the two agree on a class. None before calibration.
 
     Example:
         >>> sites = Sites(torch.eye(3).double()[:, None], torch.ones(3, 1).long(), "abc")
@@ -75,6 +87,10 @@ class Sites:
     temperatures: Mapping[str, float] = field(default_factory=dict)
     anchors: Mapping[int, Anchors] = field(default_factory=dict)
     rotation_loss: float | None = None
+    mirror_gain: float | None = None
+    accuracy: float | None = None
+    inputs: InputMoments | None = None
+    agreement_exponent: float | None = None
 
     def __post_init__(self) -> None:
         if self.means.ndim != 3 or self.means.dtype != torch.float64:
@@ -92,15 +108,21 @@ class Sites:
             raise ValueError(f"anchors are those of 1 or of all {self.views} views, not of {wrong[0]}")
         if bad := {key: tau for key, tau in self.temperatures.items() if not 0 < tau < math.inf}:
             raise ValueError(f"temperatures must be positive and finite, got {bad}")
-        loss = self.rotation_loss
-        if loss is not None and not (type(loss) in (float, int) and 0 <= loss < math.inf):
-            raise ValueError(f"rotation_loss must be a number, finite and at least 0, got {loss!r}")
+        for name in ("rotation_loss", "agreement_exponent"):
+            value = getattr(self, name)
+            if value is not None and not (type(value) in (float, int) and 0 <= value < math.inf):
+                raise ValueError(f"{name} must be a number, finite and at least 0, got {value!r}")
+        for name, low in (("mirror_gain", -1), ("accuracy", 0)):
+            value = getattr(self, name)
+            if value is not None and not (type(value) in (float, int) and low <= value <= 1):
+                raise ValueError(f"{name} must be a number from {low} to 1, got {value!r}")
 
     def __repr__(self) -> str:
         return (
             f"Sites(classes={self.num_classes}, views={self.views}, dim={self.dim}, fraction={self.fraction:g}, "
             f"temperatures=[{', '.join(self.temperatures)}], anchors={sorted(self.anchors)}, "
-            f"rotation_loss={self.rotation_loss})"
+            f"rotation_loss={self.rotation_loss}"
+            f"{'' if self.accuracy is None else f', accuracy={self.accuracy:.4g}'})"
         )
 
     @property
@@ -191,11 +213,16 @@ class Sites:
             "fraction": repr(self.fraction),
             "temperatures": json.dumps(dict(self.temperatures), sort_keys=True),
             "rotation_loss": json.dumps(self.rotation_loss),
+            "mirror_gain": json.dumps(self.mirror_gain),
+            "accuracy": json.dumps(self.accuracy),
+            "agreement_exponent": json.dumps(self.agreement_exponent),
         }
         tensors = {"means": self.means, "counts": self.counts}
         for views, anchors in self.anchors.items():
             tensors[f"norm_means.{views}"] = anchors.means.clone()  # safetensors refuses shared memory
             tensors[f"norm_variances.{views}"] = anchors.variances.clone()
+        if self.inputs is not None:
+            tensors["inputs"] = torch.stack([self.inputs.means, self.inputs.deviations, self.inputs.radii])
         write_tensors(path, tensors, kind=KIND, version=FORMAT_VERSION, metadata=metadata)
 
     @classmethod
@@ -215,8 +242,21 @@ class Sites:
                 for views in sorted(kinds)
             }
             means, counts = tensors["means"], tensors["counts"]
-            loss = json.loads(metadata["rotation_loss"])
-            loss = None if loss is None else float(loss)
-            return cls(means, counts, metadata["fingerprint"], fraction, temperatures, anchors, loss)
+            loss = _read_number(metadata["rotation_loss"])
+            # Files of version 0.1 lack these three, and inputs.
+            gain, accuracy, ratio = (
+                _read_number(metadata.get(name, "null"))
+                for name in ("mirror_gain", "accuracy", "agreement_exponent")
+            )
+            name = metadata["fingerprint"]
+            inputs = InputMoments(*tensors["inputs"]) if "inputs" in tensors else None
+            return cls(
+                means, counts, name, fraction, temperatures, anchors, loss, gain, accuracy, inputs, ratio
+            )
         except (KeyError, AttributeError, TypeError, ValueError, OverflowError, RecursionError) as error:
             raise ValueError(f"{path} is not a valid {KIND} file: {error}") from error
+
+
+def _read_number(text: str) -> float | None:
+    value = json.loads(text)
+    return None if value is None else float(value)
