@@ -2,18 +2,42 @@
 
 from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Protocol, Self
 
 import torch
 from torch import Tensor, nn
 
 from ttvd.engine.acceleration import autocasting
-from ttvd.engine.state import StatefulModule
+from ttvd.engine.state import State, StatefulModule
 from ttvd.engine.step_runner import StepRunner
 from ttvd.engine.validation import check_inputs, check_logits, checks_values
 
 Validation = Literal["auto", "always", "never"]
 Capture = Literal["auto", "never"]
+
+
+class StepGuard(Protocol):
+    """What watches the steps of a module; :class:`~ttvd.methods.shared.guard.GuardMonitor` is the one in use."""
+
+    sample: int
+
+    def begin(self) -> None:
+        """Begin a step."""
+
+    def is_stepping(self) -> bool:
+        """Whether a step has begun that is not settled yet."""
+
+    def count_batch(self) -> bool:
+        """Count a batch on the host; returns whether to look at it."""
+
+    def is_open(self) -> Tensor:
+        """Whether the present step counts, a scalar."""
+
+    def look(self, x: Tensor, answers: Tensor, reference: Tensor) -> Tensor:
+        """Compare the answers of the module and of its initial state; returns what must be finite."""
+
+    def settle(self, fine: Tensor, read: Callable[[], tuple[State, State]]) -> None:
+        """End a step. ``read`` returns what may change and its initial values, without what the guard owns."""
 
 
 class SteppedModule(StatefulModule):
@@ -28,6 +52,7 @@ class SteppedModule(StatefulModule):
     model: nn.Module
     kept: Tensor
     finite: Tensor
+    guard: StepGuard | None
     _precision: torch.dtype | None = None
 
     def start(self, device: torch.device) -> None:
@@ -38,6 +63,7 @@ class SteppedModule(StatefulModule):
         self._seen_batch = False
         self._fits: tuple[int, ...] = ()
         self.runner = StepRunner()
+        self.guard = None
 
     def call_model(self, x: Tensor) -> Tensor:
         """Logits of the model."""
@@ -53,6 +79,10 @@ class SteppedModule(StatefulModule):
 
     def adapt(self, x: Tensor, *inputs: Any, **_: Any) -> Tensor:
         """The step."""
+        raise NotImplementedError
+
+    def initial_output(self, x: Tensor) -> Tensor:
+        """Logits of the initial state; changes nothing."""
         raise NotImplementedError
 
     def renew(self) -> None:

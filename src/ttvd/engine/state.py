@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Protocol, Self, runtime_checkable
+from typing import Any, ClassVar, Protocol, Self, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +11,7 @@ from ttvd.engine.flat import keep_where, lay_together
 from ttvd.engine.transaction import Kind, Layout, LoggedBuffers, Place, StepLock, Transaction, find_parts
 
 State = dict[str, Tensor]
+M = TypeVar("M", bound="StatefulModule")
 
 
 @runtime_checkable
@@ -120,13 +121,27 @@ class StatefulModule(nn.Module):
             self.restore(self._initial)
 
     @torch.no_grad()
-    def reset_where(self, condition: Tensor) -> None:
-        """Go back to the state at construction if ``condition``, a scalar, is true; nothing waits for the device."""
+    def reset_where(self, condition: Tensor, keep: tuple[str, ...] = ()) -> None:
+        """Go back to the state at construction if ``condition``, a scalar, is true; nothing waits for the device.
+
+        The guard keeps what it knows.
+
+        Args:
+            condition: A scalar of booleans.
+            keep: Starts of the names of what stays as it is.
+        """
+        self._remember_memories()
+        own, initial = self.unguarded()
+        names = [name for name in own if not name.startswith(keep)]
+        keep_where(~condition, [own[name] for name in names], [initial[name] for name in names])
+
+    def unguarded(self) -> tuple[State, State]:
+        """What may change on the device, without the state of the guard, and its initial values; not copies."""
         self.keep_initial()
         assert self._initial is not None
-        self._remember_memories()
-        state = self.changing()
-        keep_where(~condition, list(state.values()), [self._initial[name] for name in state])
+        own = {name: t for name, t in self.changing().items() if name.split(".")[0] != "guard"}
+        own = {name: tensor for name, tensor in own.items() if tensor.device == self.device}
+        return own, {name: self._initial[name] for name in own}
 
     def keep_initial(self) -> None:
         """Copy the initial state, the first time that it is about to change."""
@@ -181,7 +196,7 @@ class StatefulModule(nn.Module):
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Pickle a copy, so that a step in another thread cannot change it on the way."""
         # A process that is spawned opens the tensors later: the copy must live as long as the module.
-        self.lock.pickled = self.lock.read(self, _copy_module)
+        self.lock.pickled = self.lock.read(self, copy_module)
         return object.__reduce_ex__(self.lock.pickled, protocol)
 
     def requires_grad_(self, requires_grad: bool = True) -> Self:
@@ -205,8 +220,9 @@ def _copy_state(module: StatefulModule) -> State:
     return {name: tensor.detach().clone() for name, tensor in module.changing().items()}
 
 
-def _copy_module(module: StatefulModule) -> StatefulModule:
-    found: StatefulModule = Transaction(module).view(module)
+def copy_module(module: M) -> M:
+    """A copy of a module with its own state, which shares everything else."""
+    found: M = Transaction(module).view(module)
     return found
 
 

@@ -39,26 +39,29 @@ class StepInputs(NamedTuple):
         x: The batch.
         branch: What the step does that its tensors do not show; None for a method with one branch.
         random: The random inputs, drawn before the step, on the host or on the device of the batch.
+        watched: Whether the guard looks at the step.
     """
 
     x: Tensor
     branch: Hashable = None
     random: tuple[Tensor, ...] = ()
+    watched: bool = False
 
     @classmethod
     def draw(cls, adapter: SteppedModule, x: Tensor) -> StepInputs:
         """Let the method choose its branch and draw its random numbers."""
         branch, state = adapter.branch(x), getattr(adapter, "random_state", None)
+        watched = adapter.guard is not None and adapter.guard.count_batch()
         if state is None:
-            return cls(x, branch)
+            return cls(x, branch, watched=watched)
         with state.generator() as generator:
             drawn = [adapter.random_inputs(x, generator) for _ in range(adapter.draws)]
-        return cls(x, branch, tuple(tensor for step in drawn for tensor in step))
+        return cls(x, branch, tuple(tensor for step in drawn for tensor in step), watched)
 
     @property
     def key(self) -> Key:
         """Steps with equal keys do the same work."""
-        return self.x.shape, self.x.dtype, self.branch
+        return self.x.shape, self.x.dtype, ("watched", self.branch) if self.watched else self.branch
 
     def to_device(self) -> StepInputs:
         """The same with all random inputs on the device of the batch; nothing waits for the copies."""
@@ -255,8 +258,7 @@ class _Call:
         )
 
     def _execute_eager(self, transaction: Transaction) -> Tensor:
-        x, arguments = self.inputs.x, self.inputs.to_device().arguments()
-        return run_checked(self._adapter, transaction, x, arguments, checked=self.checked)
+        return run_checked(self._adapter, transaction, self.inputs.to_device(), checked=self.checked)
 
     def _give_up_compiling(self, error: Exception, transaction: Transaction) -> None:
         """Go on without the compiler, from the state before the step."""
@@ -290,7 +292,7 @@ class CapturedStep:
         def step(module: SteppedModule) -> Tensor:
             transaction = Transaction(module)
             transaction.save()
-            out = run_checked(module, transaction, static.x, static.arguments(), checked=False)
+            out = run_checked(module, transaction, static, checked=False)
             undo_unless_finite(module, transaction, wait=False)
             return out
 
@@ -326,7 +328,9 @@ class _Rehearsal:
         self._guard = GraphGuard(adapter, device.type, ignore=("runner",))
         hosted = _find_hosted(adapter)
         own = adapter.changing().items()
-        self._on_host = [(tensor, tensor.clone()) for name, tensor in own if name.split(".")[0] in hosted]
+        self._on_host = [
+            (tensor, tensor.clone()) for name, tensor in own if name.rpartition(".")[0] in hosted
+        ]
 
     def __enter__(self) -> Transaction:
         return self._transaction
@@ -342,17 +346,18 @@ class _Rehearsal:
 
 
 def run_checked(
-    adapter: SteppedModule, transaction: Transaction, x: Tensor, arguments: tuple[Any, ...], *, checked: bool
+    adapter: SteppedModule, transaction: Transaction, inputs: StepInputs, *, checked: bool
 ) -> Tensor:
     """Run a step, and let ``adapter.finite`` tell whether all values were finite; nothing waits for the device.
 
     Args:
         adapter: The adapter.
         transaction: The transaction that the step is a part of.
-        x: The batch. Values that are not finite count as 0, so that the step does not depend on them.
-        arguments: Further arguments of ``adapt``.
+        inputs: The inputs. Values of the batch that are not finite count as 0, so that the step does not depend on
+            them.
         checked: Whether the values of the batch are known to be finite.
     """
+    x, guard = inputs.x, adapter.guard
     adapter.kept.fill_(1.0)
     adapter.runner.required = []
     if checked:
@@ -360,7 +365,12 @@ def run_checked(
     else:
         adapter.finite.copy_(all_finite(x))
         x = x.nan_to_num(0.0, 0.0, 0.0)
-    out = adapter.adapt(x, *arguments).detach()
+    if guard is not None:
+        guard.begin()
+    out = adapter.adapt(x, *inputs.arguments()).detach()
+    if guard is not None and inputs.watched:
+        seen = x[: guard.sample]
+        adapter.require_finite(guard.look(seen, out[: guard.sample], adapter.initial_output(seen)))
     adapter.require_finite(out.amax(), *transaction.changed_tensors(out.device))
     adapter.finite.logical_and_(find_largest(adapter.runner.required) < torch.inf)
     adapter.runner.required = []
@@ -368,7 +378,7 @@ def run_checked(
 
 
 def undo_unless_finite(adapter: SteppedModule, transaction: Transaction, *, wait: bool) -> None:
-    """Undo a step in which a value was not finite.
+    """Undo a step in which a value was not finite, and one that the guard does not let count.
 
     Args:
         adapter: The adapter, after :func:`run_checked`.
@@ -376,11 +386,18 @@ def undo_unless_finite(adapter: SteppedModule, transaction: Transaction, *, wait
         wait: Wait for the device to learn whether all was finite. Otherwise the tensors on the device are put back by
             a mask, and what is on the host, such as a random generator, moves on.
     """
+    # A recorded step has been settled already, as a part of the recording.
+    guard = adapter.guard if adapter.guard is not None and adapter.guard.is_stepping() else None
+    counts = adapter.finite if guard is None else adapter.finite & guard.is_open()
     if not wait:
-        transaction.keep_where(adapter.finite)
+        transaction.keep_where(counts)
     elif not bool(adapter.finite):
         transaction.roll_back()
-    adapter.kept.mul_(adapter.finite)
+    elif not bool(counts):
+        transaction.keep_where(counts)
+    adapter.kept.mul_(counts)
+    if guard is not None:
+        guard.settle(adapter.finite, adapter.unguarded)
 
 
 def can_wait(adapter: SteppedModule) -> bool:
@@ -396,7 +413,7 @@ def find_obstacle(adapter: SteppedModule, device: torch.device) -> str | None:
     elsewhere = [
         name
         for name, tensor in adapter.changing().items()
-        if tensor.device != device and name.split(".")[0] not in hosted
+        if tensor.device != device and name.rpartition(".")[0] not in hosted
     ]
     if elsewhere:
         return f"a part of its state is kept on the host ({', '.join(elsewhere[:3])})"
@@ -407,7 +424,7 @@ def find_obstacle(adapter: SteppedModule, device: torch.device) -> str | None:
 
 def _find_hosted(adapter: SteppedModule) -> set[str]:
     """Names of the submodules whose state stays on the host, such as random generators and counters."""
-    return {name for name, part in adapter.named_children() if getattr(part, "on_host", False)}
+    return {name for name, part in adapter.named_modules() if getattr(part, "on_host", False)}
 
 
 def _send(tensor: Tensor, device: torch.device) -> Tensor:

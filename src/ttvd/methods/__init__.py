@@ -5,12 +5,13 @@ from ttvd.methods.gradient import GradientAdapter as GradientAdapter
 from ttvd.methods.gradient import Step as Step
 from ttvd.methods.policies import Episodic as Episodic
 from ttvd.methods.policies import ResetEvery as ResetEvery
-from ttvd.methods.policies import ResetOnCollapse as ResetOnCollapse
 from ttvd.methods.registry import Method as Method
 from ttvd.methods.registry import create as create
 from ttvd.methods.registry import find_method as find_method
 from ttvd.methods.registry import list_methods as list_methods
 from ttvd.methods.registry import register as register
+from ttvd.methods.shared.guard import Guard as Guard
+from ttvd.methods.shared.guard import GuardStatus as GuardStatus
 
 # Each import below puts a method on the list, in the order in which tables show them.
 # isort: off

@@ -4,6 +4,7 @@ An :class:`Adapter` is an ``nn.Module``. Calling it predicts *and* adapts; the s
 It owns copies of the tensors that may change and shares all others with the user's model, which it never changes.
 """
 
+from abc import ABCMeta
 from collections.abc import Hashable
 from functools import partial
 from typing import Any, ClassVar, Literal, Self
@@ -14,28 +15,48 @@ from torch import Tensor, nn
 from ttvd.engine.acceleration import Precision, choose_dtype, keeping_modes, prepare_network
 from ttvd.engine.compiling import fusing
 from ttvd.engine.module import SteppedModule
+from ttvd.engine.state import copy_module
 from ttvd.engine.transaction import LoggedBuffers as LoggedBuffers
 from ttvd.engine.transaction import Transaction
 from ttvd.geometry.precision import upcast
+from ttvd.methods.shared.guard import Guard, GuardMonitor, GuardStatus, choose_guard
 from ttvd.nn.anchors import Anchors, anchor_norms, need_anchors
 from ttvd.nn.norms import (
     Statistics,
+    TracksStream,
     Which,
     apply_statistics,
     following_stream,
     running_buffers,
     select_parameters,
 )
-from ttvd.nn.split import SplitModel, shared_copy, split, unwrap, unwrap_output
+from ttvd.nn.split import SplitModel, count_classes, exchanged, shared_copy, split, unwrap, unwrap_output
 
 Timing = Literal["before", "after"]
 
 
 def _predict(adapter: "Adapter", x: Tensor) -> Tensor:
-    return adapter.output(adapter.validate(x)[0])
+    x = adapter.validate(x)[0]
+    return adapter.predictor(x).output(x)
 
 
-class Adapter(SteppedModule):
+def _describe_guard(adapter: "Adapter") -> GuardStatus | None:
+    return adapter.guard.describe() if isinstance(adapter.guard, GuardMonitor) else None
+
+
+class _Guarded(ABCMeta):
+    """Gives every adapter the option ``guard``, whatever the signature of its class.
+
+    The guard keeps copies of the state, so it is built after everything else. Abstract base classes may be mixed in.
+    """
+
+    def __call__(cls, *args: Any, guard: Guard | bool | None = None, **kwargs: Any) -> Any:
+        adapter = super().__call__(*args, **kwargs)
+        adapter.put_guard(guard)
+        return adapter
+
+
+class Adapter(SteppedModule, metaclass=_Guarded):
     """Base class of all methods.
 
     A subclass implements :meth:`output` (what it predicts) and, where it learns, :meth:`adapt`. Everything that
@@ -47,8 +68,13 @@ class Adapter(SteppedModule):
         statistics: Where its batch norms take their statistics from; kept as an attribute of this name.
         parameters: Which of its parameters adapt; None for none.
         anchors: The anchors of its norms, for anchored statistics.
+        guard: True for a guard (:class:`ttvd.methods.Guard`) that notices harm, stops it, and tells :attr:`status`;
+            False for none; None for what the method does by default. Every subclass takes this option; none needs to
+            pass it on.
 
     Attributes:
+        guard_by_default: Whether the method has a guard unless it is told otherwise.
+        guard_period: Batches between two looks of the guard, unless its settings say it.
         prediction: Whether the output of a call precedes or follows the update by the same batch.
         kept: Share of the last batch that was used to adapt, a scalar tensor.
         finite: Whether all values of the last step were finite, a scalar tensor. If not, it has changed nothing.
@@ -64,6 +90,8 @@ class Adapter(SteppedModule):
         dynamic: Why the work of a step differs from batch to batch; None where equal shapes mean equal work.
     """
 
+    guard_by_default: ClassVar[bool] = False
+    guard_period: ClassVar[int] = 40
     prediction: Timing = "before"
     exact: ClassVar[tuple[str, ...]] = ()
 
@@ -94,9 +122,40 @@ class Adapter(SteppedModule):
         """Logits of the model, or of another network; a tuple, dictionary or object is unwrapped."""
         return unwrap_output((self.model if network is None else network)(x))
 
+    def predictor(self, x: Tensor) -> "Adapter":
+        """The adapter whose output :meth:`predict` returns for a batch: this one, or a copy that suits it better."""
+        return self
+
     def output(self, x: Tensor) -> Tensor:
         """Logits (b, k) of the present state; changes nothing."""
         return upcast(self.call_model(x))
+
+    def put_guard(self, guard: Guard | bool | None) -> None:
+        """Watch the steps from now on, before the first of them."""
+        settings = choose_guard(guard, self.guard_by_default)
+        if settings is None:
+            return
+        parts = {*self.networks, "optimizer"}
+        parts |= {name for name, part in self.named_children() if isinstance(part, TracksStream)}
+        own, _ = self.unguarded()
+        self._initial = None  # the state of the guard belongs to it
+        kept = {name: tensor for name, tensor in own.items() if name.split(".")[0] in parts}
+        period = settings.period or self.guard_period
+        self.guard = GuardMonitor(settings, self.count_outputs(), period, kept).to(self.device)
+
+    def count_outputs(self) -> int:
+        """Number of logits that the adapter returns for an image."""
+        return count_classes(self.model)
+
+    @property
+    def status(self) -> GuardStatus | None:
+        """What the guard sees and does; None without a guard. Reading it waits for the device."""
+        return self.lock.read(self, _describe_guard)
+
+    def initial_output(self, x: Tensor) -> Tensor:
+        """Logits (b, k) of the initial state; changes nothing."""
+        with torch.no_grad(), fusing(None), exchanged(self, self.unguarded()[1]):
+            return self.output(x)
 
     def branch(self, x: Tensor) -> Hashable:
         """Called first for each batch, on the host: choose what the step does, as far as its tensors do not show it.
@@ -145,6 +204,17 @@ class Adapter(SteppedModule):
         """
         with torch.inference_mode(False), torch.no_grad(), self.autocasting(), fusing(None):
             return self.lock.read(self, partial(_predict, x=x))
+
+    def copy_at_start(self, keep: tuple[str, ...] = ()) -> Self:
+        """A copy in the state at construction, which shares all frozen weights.
+
+        Args:
+            keep: Starts of the names of what the copy takes from the present state.
+        """
+        self.keep_initial()
+        twin = copy_module(self)
+        twin.reset_where(torch.ones((), dtype=torch.bool, device=self.device), keep)
+        return twin
 
     def accelerate(
         self, *, precision: Precision = "float32", channels_last: bool = False, compile: bool = False

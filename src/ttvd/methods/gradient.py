@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from ttvd.engine.compiling import fusible as fusible
 from ttvd.engine.optimizers import build_optimizer as build_optimizer
 from ttvd.methods.adapter import Adapter, Timing
+from ttvd.methods.shared.guard import Guard
 from ttvd.methods.shared.losses import differentiate
 from ttvd.nn.anchors import Anchors
 from ttvd.nn.norms import Statistics, Which, following_stream, freeze_layers, settled_stream
@@ -28,6 +29,7 @@ class StepOptions(TypedDict, total=False):
     steps: int
     statistics: Statistics | None
     prediction: Timing
+    guard: Guard | bool | None  # the base of all adapters takes it
 
 
 class Step(NamedTuple):
@@ -77,6 +79,7 @@ class GradientAdapter(Adapter):
         defaults: The options of :class:`StepOptions` that users of the method may set, with their defaults.
     """
 
+    guard_period: ClassVar[int] = 20
     defaults: ClassVar[StepOptions] = {
         "lr": 1e-3,
         "optimizer": "sgd",

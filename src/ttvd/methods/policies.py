@@ -1,6 +1,5 @@
 """Policies: adapters around another adapter that decide when it starts again."""
 
-import math
 from collections.abc import Mapping
 from typing import Any, Self
 
@@ -8,12 +7,12 @@ import torch
 from torch import Tensor
 
 from ttvd.engine.acceleration import Precision, keeping_modes
-from ttvd.engine.module import Capture, Validation
+from ttvd.engine.module import Capture, StepGuard, Validation
 from ttvd.engine.state import StatefulModule
 from ttvd.engine.step_runner import StepRunner, can_wait, undo_unless_finite
 from ttvd.engine.transaction import Place, Transaction
 from ttvd.methods.adapter import Adapter
-from ttvd.methods.shared.losses import entropy
+from ttvd.methods.shared.guard import Guard
 
 
 class Policy(Adapter):
@@ -76,6 +75,16 @@ class Policy(Adapter):
     def probe(self) -> Tensor:
         """A weight of the model inside."""
         return self.adapter.probe
+
+    @property
+    def guard(self) -> StepGuard | None:  # type: ignore[override]
+        """The guard of the adapter inside."""
+        return self.adapter.guard
+
+    def put_guard(self, guard: Guard | bool | None) -> None:
+        """Give the adapter inside a guard; by default it keeps the one that it has."""
+        if guard is not None:
+            self.adapter.put_guard(guard)
 
     @property
     def validation(self) -> Validation:
@@ -159,48 +168,3 @@ class ResetEvery(Policy):
             self.adapter.reset()
             self.count.zero_()
         self.count += 1
-
-
-class ResetOnCollapse(Policy):
-    """Starts again when predictions have collapsed to few classes.
-
-    The policy tracks the mean prediction along the stream. As long as classes come in any mixture, its entropy stays
-    far above that of a model which predicts one class for all images. A stream that really holds one class for long
-    looks the same, so the threshold should lie below the entropy on sorted parts of the stream.
-
-    Args:
-        adapter: The adapter that is reset.
-        num_classes: Number of classes, k.
-        threshold: Start again below this share of ln k.
-        momentum: Weight of the present batch in the running mean prediction.
-
-    Attributes:
-        resets: Number of resets so far.
-    """
-
-    mean: Tensor
-    resets: Tensor
-
-    def __init__(
-        self, adapter: Adapter, num_classes: int, *, threshold: float = 0.1, momentum: float = 0.1
-    ) -> None:
-        super().__init__(adapter)
-        if num_classes < 2:
-            raise ValueError(f"a collapse needs at least 2 classes, got {num_classes}")
-        if not (0.0 < threshold < 1.0 and 0.0 < momentum <= 1.0):
-            raise ValueError(
-                f"threshold must lie in (0, 1) and momentum in (0, 1], got {threshold} and {momentum}"
-            )
-        self.threshold, self.momentum = threshold, momentum
-        device = adapter.probe.device
-        self.register_buffer("mean", torch.full((num_classes,), 1.0 / num_classes, device=device))
-        self.register_buffer("resets", torch.zeros((), dtype=torch.int64))
-
-    def after(self, logits: Tensor) -> None:
-        """Update the mean prediction, and start again when it has collapsed."""
-        present = logits.softmax(1).mean(0).to(self.mean.dtype)
-        self.mean.lerp_(torch.where(present.isfinite().all(), present, self.mean), self.momentum)
-        if entropy(self.mean.log()) < self.threshold * math.log(len(self.mean)):
-            self.adapter.reset()
-            self.mean.fill_(1.0 / len(self.mean))
-            self.resets += 1

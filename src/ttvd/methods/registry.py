@@ -237,6 +237,7 @@ def create(
     sites: Sites | None = None,
     features: Any = None,
     fisher: Any = None,
+    guard: Any = None,
     **parameters: Any,
 ) -> Adapter:
     """Build the adapter called ``name`` around a model.
@@ -247,6 +248,8 @@ def create(
         sites: Its class means, for methods that need them (``ttvd.estimate_sites``).
         features: Features of source samples, likewise (``ttvd.source.collect_features``).
         fisher: How much each parameter matters to the source task, likewise (``ttvd.source.estimate_fisher``).
+        guard: True for a guard that stops the adapter where it does harm, False for none, or settings; None for what
+            the method does by default.
         **parameters: Parameters of the method. An unknown one is refused with the allowed names.
 
     Example:
@@ -270,7 +273,7 @@ def create(
     for key in needed:
         if made[key] is None:
             raise ValueError(f"{name} needs {key}: pass {key}={_MAKERS[key]}")
-    return build(model, *(made[key] for key in needed), **{**method.defaults, **parameters})
+    return build(model, *(made[key] for key in needed), guard=guard, **{**method.defaults, **parameters})
 
 
 def prepare_model(source: "Source", method: Method, views: int) -> nn.Module:
