@@ -81,7 +81,7 @@ def test_what_is_asked_and_what_is_not_finite_change_nothing() -> None:
 def test_answers_have_the_factor_of_the_batches_before_and_teach_nothing_else() -> None:
     """The factor given by hand answers alike: before a batch counts, or after it where that is asked."""
     for prediction, at in (("before", 0), ("after", 1)):
-        options: dict[str, Any] = {"prediction": prediction, "prior": None}
+        options: dict[str, Any] = {"prediction": prediction, "prior": None, "guard": False}
         adapter = make_default(**options)
         for seed in range(3):
             factors, saved = [read(adapter)[0] ** -0.7], adapter.snapshot()
@@ -135,7 +135,7 @@ def test_without_rotations_there_is_nothing_to_measure() -> None:
     for one in (adapter, make_default(output_temperature=1.2)):
         assert not any("online_temperature" in name for name in one.state_dict())
     with pytest.raises(
-        ValueError, match=r"output_temperature='stream' needs a head that tells rotations apart.*number"
+        ValueError, match=r"output_temperature='stream' needs several views.*rotations.*mirror.*number"
     ):
         make_default(rotations=False, output_temperature="stream")
     assert make_default(output_temperature="stream").state_dict().keys() == make_default().state_dict().keys()

@@ -202,7 +202,14 @@ def test_every_registered_name_is_looked_at() -> None:
 def test_consensus_with_the_filter_and_balance(sitting: Sitting, bench: Bench) -> None:
     net, sites, stream = sitting
     adapter = ttvd.create(
-        "ttvd", net, sites=sites, lr=5e-3, agreement_filter=True, diversity_weight=1.0, **PINNED
+        "ttvd",
+        net,
+        sites=sites,
+        structure="cipd",
+        lr=5e-3,
+        agreement_filter=True,
+        diversity_weight=1.0,
+        **PINNED,
     )
     shares = bench.run(adapter, net, sites, Recipe(), stream, lr=5e-3)
     assert any(0 < share < 1 for share in shares), f"the filter was not put to the test: {shares}"

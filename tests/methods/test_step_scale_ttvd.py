@@ -40,7 +40,7 @@ def make_adapter(
     usual: float | None = USUAL, name: str = "ttvd", outputs: int = 12, views: int = 4, **options: Any
 ) -> ttvd.TTVD:
     net, sites = make_world(outputs, views)
-    adapter = ttvd.create(name, net, sites=replace(sites, rotation_loss=usual), **options)
+    adapter = ttvd.create(name, net, sites=replace(sites, rotation_loss=usual), guard=False, **options)
     assert isinstance(adapter, ttvd.TTVD)
     return adapter
 

@@ -196,11 +196,11 @@ def test_a_smaller_batch_takes_a_smaller_step() -> None:
 
 
 def test_known_rotations_teach_where_the_filter_keeps_nothing() -> None:
-    options: dict[str, Any] = {"diversity_weight": 0.0, "adaptive_step": False}
+    options: dict[str, Any] = {"diversity_weight": 0.0, "adaptive_step": False, "guard": False}
     silent, taught = make_ttvd(**options), make_ttvd(**options, rotation_weight=1.0)
     for adapter in (silent, taught):
         adapter._filter = lambda z, logits, scores: torch.zeros(len(scores), dtype=torch.bool)  # type: ignore[method-assign]
-    fresh = make_ttvd(adaptive_step=False)
+    fresh = make_ttvd(adaptive_step=False, guard=False)
     silent(draw_images())
     taught(draw_images())
     assert float(silent.kept) == 0.0

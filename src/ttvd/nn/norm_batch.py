@@ -21,14 +21,14 @@ class PendingStats(NamedTuple):
     Attributes:
         mean: The new average of the means, (c,).
         var: The new average of the variances, (c,).
-        rows: Number of samples in the batch.
+        rows: Number of samples that the batch counts as.
         mixed: True for new averages as described. False for the moments of the batch itself, with ``eps`` added to the
             variance; the averages are computed from them when they are written.
     """
 
     mean: Tensor
     var: Tensor
-    rows: int
+    rows: Tensor | int
     mixed: bool = True
 
 
@@ -55,10 +55,11 @@ class Averages(NamedTuple):
 
 
 def share_of_batch(
-    policy: Statistics, followed: Tensor | None, rows: int, dtype: torch.dtype
+    policy: Statistics, followed: Tensor | None, rows: Tensor | int, dtype: torch.dtype
 ) -> Tensor | float:
     """Weight of a batch in the averages; (c,) where it depends on how many samples they have ``followed``."""
     if policy.memory is None or followed is None:
+        assert isinstance(rows, int)
         return 1.0 - policy.source_share(rows)
     assert policy.count is not None
     return rows / ((followed.to(dtype) + policy.count).clamp_max(policy.memory) + rows)
@@ -76,10 +77,10 @@ class NormBatch:
 
     def __init__(self, norms: Sequence["StreamNorm"]) -> None:
         self._norms = norms
-        self._shares: dict[tuple[int, torch.dtype], dict[int, Tensor]] = {}
+        self._shares: dict[tuple[Tensor | int, torch.dtype], dict[int, Tensor]] = {}
         self.factors = SharedFactors()
 
-    def share(self, norm: "StreamNorm", rows: int, dtype: torch.dtype) -> Tensor:
+    def share(self, norm: "StreamNorm", rows: Tensor | int, dtype: torch.dtype) -> Tensor:
         """Weight (c,) of the batch in the tracked averages; valid for one use, since each use changes the averages."""
         kind = (rows, dtype)
         if kind not in self._shares:
@@ -105,7 +106,7 @@ def _tracks_like(one: "StreamNorm", other: "StreamNorm") -> bool:
     )
 
 
-def _shares(norms: Sequence["StreamNorm"], rows: int, dtype: torch.dtype) -> Sequence[Tensor]:
+def _shares(norms: Sequence["StreamNorm"], rows: Tensor | int, dtype: torch.dtype) -> Sequence[Tensor]:
     """Weights (c,) of a batch in the averages of norms that share a tracking policy."""
     counts = [norm.rows_followed for norm in norms]
     together = share_of_batch(norms[0].statistics, torch.cat(counts), rows, dtype)

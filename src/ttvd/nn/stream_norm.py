@@ -41,11 +41,19 @@ class StreamNorm(TracksStream, _BatchNorm):
     With activation checkpointing, the backward pass must come before the averages are updated, inside of
     :func:`following_stream`, as in the steps of this library. Otherwise the batch would count twice when the forward
     pass is computed again.
+
+    Attributes:
+        evidence: How far the statistics may leave those of the source, a scalar from 0 to 1; None for all the way.
+        counted_rows: Number of samples that the batch counts as in tracked averages; None for all of them.
     """
 
     rows_followed: Tensor
     pending: tuple[PendingStats, ...] = ()
     norm_batch: NormBatch | None = None
+    evidence: Tensor | None = None
+    counted_rows: Tensor | None = None
+    source_mean: Tensor
+    source_var: Tensor
 
     def __init__(self, layer: _BatchNorm, statistics: Statistics) -> None:
         TracksStream.__init__(self)
@@ -58,6 +66,11 @@ class StreamNorm(TracksStream, _BatchNorm):
         if statistics.memory is not None and layer.running_mean is not None:
             # Integers, which no change of precision rounds; for each channel, since one may be skipped.
             self.register_buffer("rows_followed", torch.zeros_like(layer.running_mean, dtype=torch.int64))
+        if statistics.follows and layer.running_mean is not None:
+            for name in ("mean", "var"):
+                self.register_buffer(
+                    f"source_{name}", getattr(layer, f"running_{name}").clone(), persistent=False
+                )
         self.training = False
 
     @property
@@ -92,15 +105,19 @@ class StreamNorm(TracksStream, _BatchNorm):
         dtype = x.dtype if x.dtype.itemsize >= 4 else torch.float32
         old = self._read_averages(running_mean, running_var, dtype, again)
         batch_mean, batch_var = find_moments(x.detach() if self.statistics.renorm else x, old.mean)
-        share = self._share_of_batch(old.rows, len(x), dtype)
+        rows = len(x) if self.counted_rows is None or self.statistics.memory is None else self.counted_rows
+        share = self._share_of_batch(old.rows, rows, dtype)
         mean, var = _mix([old.mean, old.var], [batch_mean, batch_var], share)
         if self.following and self.statistics.follows and not (self.settled or again):
             # Pending until the pass is over: a compiled graph may read the averages again in its backward pass.
-            new = PendingStats(mean.detach(), var.detach(), len(x))
+            new = PendingStats(mean.detach(), var.detach(), rows)
             if torch.compiler.is_compiling():
                 # Moments instead of averages: Triton 3.6 fails on kernels that also store the averages.
-                new = PendingStats(batch_mean.detach(), batch_var.detach() + self.eps, len(x), mixed=False)
+                new = PendingStats(batch_mean.detach(), batch_var.detach() + self.eps, rows, mixed=False)
             self.pending = (*self.pending, new)
+        if self.evidence is not None:
+            mean = torch.lerp(self.source_mean.to(dtype), mean, self.evidence.to(dtype))
+            var = torch.lerp(self.source_var.to(dtype), var, self.evidence.to(dtype))
         weight, bias = (None if part is None else part.to(dtype) for part in (self.weight, self.bias))
         if not torch.is_grad_enabled():
             return F.batch_norm(x, mean, var, weight, bias, eps=self.eps)
@@ -122,7 +139,9 @@ class StreamNorm(TracksStream, _BatchNorm):
                 averages = averages.updated(pending, self.statistics, self.eps)
         return averages
 
-    def _share_of_batch(self, followed: Tensor | None, rows: int, dtype: torch.dtype) -> Tensor | float:
+    def _share_of_batch(
+        self, followed: Tensor | None, rows: Tensor | int, dtype: torch.dtype
+    ) -> Tensor | float:
         if self.settled and self.statistics.follows:
             return 0.0
         if followed is None or self.norm_batch is None or torch.compiler.is_compiling():

@@ -3,13 +3,14 @@
 from torch import Tensor
 
 from ttvd.geometry.prior import shift_weights
+from ttvd.methods.ttvd.agreement_temperature import AgreementTemperature
 from ttvd.methods.ttvd.label_shift import LabelShiftEstimator
 from ttvd.methods.ttvd.online_temperature import OnlineTemperature
 
 
-def soften(scores: Tensor, temperature: float | OnlineTemperature) -> Tensor:
+def soften(scores: Tensor, temperature: float | OnlineTemperature | AgreementTemperature) -> Tensor:
     """Scores divided by a fixed temperature, or by the one that follows the stream."""
-    return scores / (temperature.factor() if isinstance(temperature, OnlineTemperature) else temperature)
+    return scores / (temperature if isinstance(temperature, float) else temperature.factor())
 
 
 def correct_shares(scores: Tensor, prior: float | LabelShiftEstimator | None) -> Tensor:

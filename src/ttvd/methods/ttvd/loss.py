@@ -21,7 +21,7 @@ def consensus(log_probs: Tensor, classes: Tensor, head_views: int) -> Tensor:
         >>> consensus(log_probs, torch.tensor([0]), 2).mul(-2).exp()  # 0.7 * 0.5
         tensor([0.3500])
     """
-    turn = torch.arange(len(log_probs), device=log_probs.device)[:, None]
+    turn = torch.arange(len(log_probs), device=log_probs.device)[:, None] % head_views
     cell = classes * head_views + turn
     return F.nll_loss(log_probs.flatten(0, 1), cell.flatten(), reduction="none").view_as(cell).mean(0)
 

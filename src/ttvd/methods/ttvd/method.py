@@ -5,6 +5,7 @@ from typing import Any, ClassVar, Self, Unpack
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from ttvd.geometry import Diagram, agreement, kept_fraction, view_scores
 from ttvd.methods.gradient import GradientAdapter, Step, fusible
@@ -16,7 +17,10 @@ from ttvd.methods.shared.losses import (
     mean_over,
     soft_likelihood_ratio,
 )
+from ttvd.methods.ttvd.agreement_temperature import AgreementTemperature
 from ttvd.methods.ttvd.answer import correct_shares, soften
+from ttvd.methods.ttvd.class_shares import ClassShares
+from ttvd.methods.ttvd.input_drift import InputDrift
 from ttvd.methods.ttvd.label_shift import LabelShiftEstimator
 from ttvd.methods.ttvd.loss import consensus, joint_entropy
 from ttvd.methods.ttvd.online_temperature import OnlineTemperature
@@ -27,31 +31,37 @@ from ttvd.methods.ttvd.options import (
     check_answer,
     check_choices,
     check_weights,
+    choose_lr,
+    choose_mirror,
     choose_reference_batch_size,
     choose_source_loss,
     choose_tau,
 )
 from ttvd.methods.ttvd.presets import PRESETS
 from ttvd.methods.ttvd.step_scale import StepScale
-from ttvd.nn.norms import Statistics
+from ttvd.nn.norms import Statistics, StreamNorm, Temporarily
 from ttvd.nn.split import SplitModel, split
 from ttvd.nn.views import log_rotations, rotate, rotation_nll
-from ttvd.zoo.sites import Sites
+from ttvd.zoo.sites import MIRROR_KEY, Sites
 
 _rotate = fusible()(rotate)
+KEPT = ("label_shift.excess",)
+"""What a change of the images does not end: how the classes follow each other."""
+UNEQUAL = 0.1
+"""Excess of equal classes in a batch from which on diversity is not asked for."""
 
 
 class TTVD(GradientAdapter):
     """Moves features into the cells of diagrams whose sites are fixed before deployment.
 
-    The four quarter turns of an image are its views; a class owns a cluster of sites, one for each view. Voronoi
+    The views of an image are its four quarter turns; a class owns a cluster of sites, one for each view. Voronoi
     sites are the class means of the source features, power sites come from the head by the Lemma (site W / 2,
     weight b + |W|^2 / 4). A view is compared with the sites of its own rotation only, and the influence
     F_k = -sign(gamma) * sum_a q_ka^gamma (q: distance, or power distance) gives the class scores F / tau.
 
     With ``gamma=1`` the cluster-induced power diagram gives the sum of the matching logits of the views: it *is* the
-    aggregation of self-supervised label augmentation. The defaults use no other diagram on such a head; its Voronoi
-    sites serve the filter, ``"civd"`` and the paper's stages.
+    aggregation of self-supervised label augmentation. The defaults use the power diagram alone; Voronoi sites serve
+    the filter, ``"civd"`` and the paper's stages.
 
     Objectives, each averaged over the samples that the filter keeps:
 
@@ -61,65 +71,88 @@ class TTVD(GradientAdapter):
     - ``"joint"`` (the authors' code): entropies of each view over all k * v sites, of the power diagram and of the
       Voronoi diagram, with tau 1.
 
-    A model whose head knows the classes only (no label augmentation) works too, with sites of each rotation. Its power
-    diagram classifies the upright view alone, and the rotated views count in the Voronoi diagram and the filter. What
-    is lost is the joint label, the strongest signal.
+    A *plain* head knows the classes only (no label augmentation). It has never seen rotated images, so by default none
+    are forwarded. Where calibration found the mirrored image harmless, it is the second view: the mean logits of the
+    upright and the mirrored image answer, and teach both. Images count less in the statistics of norms where the last
+    predictions are of few classes, and steps end there. What is missing is the joint label, the strongest signal.
+
+    The images themselves are watched too (:class:`~ttvd.methods.ttvd.input_drift.InputDrift`). Where the stream
+    changes, the adapter starts again. Where the stream does not differ from the source, norms keep the statistics of
+    the source, and a plain head takes no steps.
 
     Args:
         model: The classifier; its head has k * v outputs (label augmentation, class-major) or k.
         sites: Its class means, made by ``ttvd.estimate_sites``.
-        structure: The diagram that predicts; ``"vd"`` and ``"pd"`` use the upright view alone.
+        structure: The diagram that predicts. None: ``"cipd"`` for a head that tells rotations apart, ``"pd"`` for a
+            plain one. ``"vd"`` uses the upright view alone, ``"pd"`` the upright view and, with ``mirror``, the
+            mirrored one.
+        mirror: Whether the image that is flipped left to right is a second view, with ``structure="pd"``. None: on a
+            plain head whose sites say that it does no harm (``mirror_gain`` of -0.002 or more).
         objective: What is minimised: ``"consensus"``, ``"entropy"`` or ``"joint"``, see above.
         gamma: Exponent of the influence; the paper uses -0.8.
         tau: Temperature of the scores; unless given, the one that was fitted on held-out source data.
         shift: Constant added to power distances before the exponent; by default the smallest that makes them
             non-negative everywhere (see ``ttvd.geometry.view_influence``).
-        agreement_filter: Use only samples to which the Voronoi and the power diagram give the same class. By default
-            this is on where the head knows the classes alone; elsewhere the rotation term makes up for it.
+        agreement_filter: Use only samples to which the Voronoi and the power diagram give the same class. None: on for
+            ``structure="cipd"`` on a plain head, off otherwise, which includes all defaults.
         diversity_weight: Weight of the term that keeps the mean prediction of a batch from collapsing to few classes.
+            Without adaptive steps it fades where batches hold few classes each.
         rotation_weight: Weight of the mean of -log p(rotation a) over the views a of all samples. This label is true
             whatever the filter decides, so all of a batch is used. The head must tell rotations apart; unless given,
             the weight is 1 where it does and several views are used.
-        slr_weight: Weight of the soft likelihood ratio over the cells of each view, for the kept samples.
+        slr_weight: Weight of the soft likelihood ratio over the cells of each view, for the kept samples. None: 0.3 for
+            a head that tells rotations apart, 0 for a plain one.
         prior: Number of pseudo-images, spread evenly over the classes, with which the shares of the classes in a
             batch are estimated; answers are corrected for these shares (``ttvd.geometry.prior``). ``"stream"``
             estimates the number along the stream
             (:class:`~ttvd.methods.ttvd.label_shift.LabelShiftEstimator`). None, like a large number, corrects nothing.
         output_temperature: Factor on the temperature of the answers alone; above 1 they are less confident.
-            ``"stream"`` measures it on the known rotations
-            (:class:`~ttvd.methods.ttvd.online_temperature.OnlineTemperature`); this is the default where several
-            rotations are used and told apart, elsewhere it is 1. With a prior it also decides how sure the shares are.
+            ``"stream"`` measures it along the stream: on the known rotations
+            (:class:`~ttvd.methods.ttvd.online_temperature.OnlineTemperature`), or on how often the upright and the
+            mirrored image get the same class
+            (:class:`~ttvd.methods.ttvd.agreement_temperature.AgreementTemperature`). None: ``"stream"`` where one of
+            the two is there, else 1. With a prior it also decides how sure the shares are.
         reference_batch_size: Batches of fewer images, b, take the fraction b / reference_batch_size of a step. With
             SGD only, and 64 there unless given; 1 for full steps always.
         adaptive_step: Multiply steps by how far the rotation loss lies above that on source data
             (:class:`~ttvd.methods.ttvd.step_scale.StepScale`). With SGD only; on by default if the sites hold that
             loss and several rotations are used and told apart.
-        lr: Learning rate; the default suits SGD without momentum, Adam needs about 0.001.
+        detect_changes: Watch the images, if the sites know those of the source (``inputs``). The adapter starts again
+            where the stream changes, and moves away from the source by the evidence of a shift. False: norms and
+            steps follow every stream in the same way.
+        lr: Learning rate. None: 0.05 for a head that tells rotations apart; 0.02 for a plain one, or 0.01 if the
+            network has no batch norm. This suits SGD without momentum, Adam needs about 0.001.
         momentum: Momentum of SGD (Nesterov), 0 unless given; first beta of Adam, 0.9 unless given.
-        statistics: Where batch norms take their statistics from. By default they follow the stream, starting at the
-            source, which is worth 16 images, with a memory of 512; and at the anchors, where the sites hold them.
+        statistics: Where batch norms take their statistics from. None: they follow the stream, starting at the source
+            (at the anchors, where the sites hold them), which is worth 16 images, with a memory of 512. With
+            ``detect_changes``, these averages are used as far as there is evidence of a shift.
     """
 
+    guard_by_default: ClassVar[bool] = True
     defaults: ClassVar[TTVDOptions] = DEFAULTS
     model: SplitModel
 
     def __init__(self, model: nn.Module, sites: Sites, **options: Unpack[TTVDOptions]) -> None:
         self.check_options(options)
         chosen: TTVDOptions = {**DEFAULTS, **options}
-        structure, optimizer = chosen["structure"], chosen["optimizer"]
-        check_choices(structure, chosen["objective"])
+        optimizer = chosen["optimizer"]
         parts = split(model)
         sites.check(parts)
+        plain = parts.linear.out_features == sites.num_classes
+        structure = chosen["structure"] = chosen["structure"] or ("pd" if plain else "cipd")
+        check_choices(structure, chosen["objective"])
         views = sites.views if structure in ("civd", "cipd") else 1
+        self.mirror = choose_mirror(chosen["mirror"], sites.mirror_gain if plain else None, structure)
         momentum = chosen["momentum"]
         super().__init__(
             parts,
             anchors=sites.anchors.get(views),
-            lr=chosen["lr"],
+            lr=choose_lr(chosen["lr"], plain, any(isinstance(m, _BatchNorm) for m in parts.modules())),
             optimizer=optimizer,
             momentum=(0.0 if optimizer == "sgd" else 0.9) if momentum is None else momentum,
             steps=chosen["steps"],
-            statistics=chosen["statistics"] or _follow_stream(views, anchored=views in sites.anchors),
+            statistics=chosen["statistics"]
+            or _follow_stream(2 if self.mirror else views, anchored=views in sites.anchors),
             prediction=chosen["prediction"],
         )
         head = self.model.linear
@@ -127,18 +160,26 @@ class TTVD(GradientAdapter):
         self._set_diagrams(sites, chosen)
         several = min(views, self.head_views) > 1  # nothing can be learnt from one rotation
         self._set_loss(chosen, several)
-        self._set_answer(chosen, several, sites.num_classes)
+        self._set_answer(chosen, several, sites)
         self.reference_batch_size = choose_reference_batch_size(chosen["reference_batch_size"], optimizer)
         source_loss = sites.rotation_loss if several else None
         source_loss = choose_source_loss(chosen["adaptive_step"], source_loss, optimizer)
         self.step_scale = None if source_loss is None else StepScale(source_loss, head.weight)
+        watched = sites.inputs if chosen["detect_changes"] else None
+        self.drift = None if watched is None else InputDrift(watched, head.weight)
+        self.by_evidence = plain and chosen["adaptive_step"] is not False
+        self.class_shares = ClassShares(sites.num_classes, head.weight) if self.drift else None
 
     def _set_diagrams(self, sites: Sites, options: TTVDOptions) -> None:
-        self.structure, self.shift, tau = options["structure"], options["shift"], options["tau"]
+        self.structure: Structure = options["structure"] or "cipd"
+        self.shift, tau = options["shift"], options["tau"]
         self.gamma = 1.0 if self.structure in ("vd", "pd") else options["gamma"]
         if tau is None and self.shift is not None and self.gamma != 1.0:
             raise ValueError("temperatures are fitted for the default shift: give tau together with a shift")
-        self.tau = choose_tau(tau, sites.temperature(self.structure, self.gamma) if tau is None else None)
+        fitted = sites.temperatures.get(MIRROR_KEY) if self.mirror else None
+        if tau is None and fitted is None:
+            fitted = sites.temperature(self.structure, self.gamma)
+        self.tau = choose_tau(tau, fitted)
         head = self.model.linear
         weight, bias = head.weight.detach(), None if head.bias is None else head.bias.detach()
         if self.views < self.head_views:
@@ -158,20 +199,29 @@ class TTVD(GradientAdapter):
             options["agreement_filter"],
         )
         self.rotation_weight = float(several) if rotation is None else rotation
+        slr = (0.3 if self.head_views > 1 else 0.0) if slr is None else slr
         self.slr_weight = slr if self.model.linear.out_features > 1 else 0.0  # the ratio needs two cells
         self.agreement_filter = (
             self.structure == "cipd" and self.head_views == 1 if filtered is None else filtered
         )
-        check_weights(self.rotation_weight, slr, self.diversity_weight, self.head_views)
+        check_weights(self.rotation_weight, self.slr_weight, self.diversity_weight, self.head_views)
 
-    def _set_answer(self, options: TTVDOptions, several: bool, classes: int) -> None:
+    def _set_answer(self, options: TTVDOptions, several: bool, sites: Sites) -> None:
         prior, temperature, like = options["prior"], options["output_temperature"], self.model.linear.weight
-        self.output_temperature = ("stream" if several else 1.0) if temperature is None else temperature
-        check_answer(prior, self.output_temperature, self.head_views)
+        pairs = several or self.mirror
+        self.output_temperature = ("stream" if pairs else 1.0) if temperature is None else temperature
+        check_answer(prior, self.output_temperature, known=self.mirror or self.head_views > 1)
         self.prior = prior if prior is None or isinstance(prior, str) else float(prior)
+        classes = sites.num_classes
         shares = prior == "stream" and classes > 1  # one class has no shares
         self.label_shift = LabelShiftEstimator(classes, like) if shares else None
-        self.online_temperature = OnlineTemperature(like) if self.output_temperature == "stream" else None
+        self.online_temperature: OnlineTemperature | AgreementTemperature | None = None
+        if self.output_temperature == "stream":
+            self.online_temperature = (
+                AgreementTemperature(sites.agreement_exponent or 1.0, like)
+                if self.mirror
+                else OnlineTemperature(like)
+            )
 
     @classmethod
     def site_parts(cls, sites: Sites, parameters: Mapping[str, Any]) -> frozenset[str]:
@@ -183,15 +233,53 @@ class TTVD(GradientAdapter):
             sites: Sites of the model.
             parameters: Parameters as plain JSON values, defaults included.
         """
-        views = 1 if parameters["structure"] in ("vd", "pd") else sites.views
+        # By default the structure depends on the head, and with it the views: both count then.
+        views = {1, sites.views} if parameters["structure"] is None else set()
+        views |= {1 if parameters["structure"] in ("vd", "pd") else sites.views}
         given = parameters["statistics"]
         anchored = given is None or (isinstance(given, str) and Statistics.parse(given).anchored)
-        parts = {f"anchors/{views}"} if anchored else set()
-        return frozenset(parts | ({"rotation_loss"} if parameters["adaptive_step"] is not False else set()))
+        parts = {f"anchors/{count}" for count in views} if anchored else set()
+        parts |= {"rotation_loss"} if parameters["adaptive_step"] is not False else set()
+        parts |= {"inputs"} if parameters["detect_changes"] else set()
+        return frozenset(
+            parts | ({"mirror_gain", "agreement_exponent"} if parameters["mirror"] is not False else set())
+        )
 
     def output(self, x: Tensor) -> Tensor:
         """Class scores F / tau of the structure, softened and corrected for the shares of the classes."""
-        return self._answer(self._soften(self._score(*self.forward_views(x), self.structure) / self.tau))
+        scores = self._score(*self.forward_views(x, self._evidence(x)), self.structure) / self.tau
+        return self._answer(self._soften(scores))
+
+    def predictor(self, x: Tensor) -> "TTVD":
+        """A copy at the start if the stream changes with this batch, as a step would start again."""
+        if self.drift is None or not bool(self.drift.look(x, self._tolerance())[1]):
+            return self
+        return self.copy_at_start(KEPT)
+
+    def _evidence(self, x: Tensor) -> Tensor | None:
+        """The evidence of a shift, with this batch; None where the source is not known."""
+        if self.drift is None:
+            return None
+        windows = self.drift.windows() if self.drift.settled else self.drift.look(x)[0]
+        return self.drift.evidence(windows)
+
+    def _tolerance(self) -> Tensor | float:
+        """How many radii a stream may jump: twice as many if its batches hold few classes each."""
+        return 1.0 if self.label_shift is None else 1.0 + (self.label_shift.excess / UNEQUAL).clamp(0.0, 1.0)
+
+    def _watch(self, x: Tensor) -> Tensor | None:
+        """Start again if the stream has changed with this batch; the evidence of a shift."""
+        if self.drift is None:
+            return None
+        if self.drift.following and not self.drift.settled:
+            windows, changed = self.drift.look(x, self._tolerance())
+            self.reset_where(changed, KEPT)
+            self.drift.write(windows)
+        return self.drift.evidence(self.drift.windows())
+
+    def count_outputs(self) -> int:
+        """Number of classes, whether the head tells rotations apart or not."""
+        return self.model.linear.out_features // self.head_views
 
     def stream_parts(self) -> nn.Module:
         """The norms of the network, and what else is estimated along the stream."""
@@ -200,14 +288,19 @@ class TTVD(GradientAdapter):
     def loss(self, x: Tensor) -> Step:
         """Answer, objective over the kept samples, rotation loss of all, and balance of the batch."""
         # Two functions: what the second one writes in place must not enter the gradients of the first.
-        answer, loss, share, soft, rotations = self._compute_loss(*self.forward_views(x))
-        return Step(answer, loss * self._track_stream(soft, rotations), share)
+        evidence = self._watch(x)
+        z, logits = self.forward_views(x, evidence)
+        answer, loss, share, soft, scores, rotations = self._compute_loss(z, logits)
+        scale = self._track_stream(soft, scores, logits.detach(), rotations)
+        if self.by_evidence and evidence is not None and self.class_shares is not None:
+            scale = scale * evidence * self.class_shares.step_factor()
+        return Step(answer, loss * scale, share)
 
     @fusible()
     def _compute_loss(
         self, z: Tensor, logits: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
-        """Answer, loss, kept share, softened scores and rotations.
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None]:
+        """Answer, loss, kept share, softened scores, scores and rotations.
 
         Args:
             z: Features (v, b, d).
@@ -215,7 +308,7 @@ class TTVD(GradientAdapter):
         """
         scores = self._score(z, logits, self.structure) / self.tau
         # Shared by all terms over the joint cells. A head without rotations classifies the upright view alone.
-        log_probs = log_posteriors(logits[: self.power.views])
+        log_probs = log_posteriors(logits if self.mirror else logits[: self.power.views])
         needed = self.rotation_weight or self.online_temperature is not None or self.step_scale is not None
         rotations = log_rotations(log_probs, self.head_views) if needed else None
         soft = self._soften(scores.detach())
@@ -229,16 +322,23 @@ class TTVD(GradientAdapter):
             loss = loss + self.rotation_weight * rotation_nll(rotations).mean()
             share = torch.ones_like(share)  # the rotations of all samples are known: all take part
         if self.diversity_weight:
-            loss = loss + self.diversity_weight * imbalance(scores)
-        return answer, loss * min(1.0, len(scores) / self.reference_batch_size), share, soft, rotations
+            loss = loss + self.diversity_weight * self._balance() * imbalance(scores)
+        loss = loss * min(1.0, len(scores) / self.reference_batch_size)
+        return answer, loss, share, soft, scores.detach(), rotations
 
     @fusible(writes_scalars=True)
     @torch.no_grad()
-    def _track_stream(self, soft: Tensor, rotations: Tensor | None) -> Tensor | float:
+    def _track_stream(
+        self, soft: Tensor, scores: Tensor, views: Tensor, rotations: Tensor | None
+    ) -> Tensor | float:
         """Update everything that is estimated along the stream; returns the factor on the step."""
+        if self.class_shares is not None:
+            self.class_shares.update(soft)
         if self.label_shift is not None:
             self.label_shift.update(soft)
-        if self.online_temperature is not None and rotations is not None:
+        if isinstance(self.online_temperature, AgreementTemperature):
+            self.online_temperature.update(views, scores)
+        elif self.online_temperature is not None and rotations is not None:
             self.online_temperature.update(rotations)
         if self.step_scale is None or rotations is None:
             return 1.0
@@ -255,16 +355,31 @@ class TTVD(GradientAdapter):
         fixed = self.prior if isinstance(self.prior, float) else None
         return correct_shares(soft, fixed if self.label_shift is None else self.label_shift)
 
-    def forward_views(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def _balance(self) -> Tensor | float:
+        """Weight of diversity: 1 where batches hold all classes alike, 0 where they do not."""
+        if self.label_shift is None or self.head_views > 1:
+            return 1.0
+        return 1.0 - (self.label_shift.excess / UNEQUAL).clamp(0.0, 1.0)
+
+    def forward_views(self, x: Tensor, evidence: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Features (v, b, d) and logits (v, b, outputs) of the views."""
-        z, logits = self.model.features_and_logits(x if self.views == 1 else _rotate(x, self.views))
-        return z.unflatten(0, (self.views, len(x))), logits.unflatten(0, (self.views, len(x)))
+        views = 2 if self.mirror else self.views
+        x = torch.cat([x, x.flip(-1)]) if self.mirror else x if views == 1 else _rotate(x, views)
+        norms = [part for part in self.model.modules() if isinstance(part, StreamNorm)]
+        rows = None
+        if self.class_shares is not None and self.head_views == 1:
+            rows = (len(x) * self.class_shares.weight()).round().clamp_min(1.0).long()
+        with Temporarily(norms, "evidence", evidence), Temporarily(norms, "counted_rows", rows):
+            z, logits = self.model.features_and_logits(x)
+        return z.unflatten(0, (views, -1)), logits.unflatten(0, (views, -1))
 
     def _score(self, z: Tensor, logits: Tensor, structure: Structure) -> Tensor:
         """Class scores (b, k), up to a number that all classes of an image share."""
         if structure in ("vd", "civd"):
             return view_scores(z, self.voronoi, self.gamma)
         views = self.power.views
+        if self.mirror:
+            return logits.mean(0)
         if self.gamma == 1.0 and self.shift is None:
             # By the Lemma the logit is minus the power distance, and it is there already.
             cells = logits[:views].unflatten(2, (-1, self.head_views))

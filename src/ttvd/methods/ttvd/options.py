@@ -13,7 +13,8 @@ Objective = Literal["entropy", "joint", "consensus"]
 class DiagramOptions(TypedDict, total=False):
     """The diagram that predicts, and its influence."""
 
-    structure: Structure
+    structure: Structure | None
+    mirror: bool | None
     gamma: float
     tau: float | None
     shift: float | None
@@ -26,7 +27,7 @@ class LossOptions(TypedDict, total=False):
     agreement_filter: bool | None
     diversity_weight: float
     rotation_weight: float | None
-    slr_weight: float
+    slr_weight: float | None
 
 
 class AnswerOptions(TypedDict, total=False):
@@ -41,6 +42,7 @@ class ScaledStepOptions(StepOptions, total=False):
 
     reference_batch_size: int | None
     adaptive_step: bool | None
+    detect_changes: bool
 
 
 class TTVDOptions(DiagramOptions, LossOptions, AnswerOptions, ScaledStepOptions, total=False):
@@ -48,7 +50,8 @@ class TTVDOptions(DiagramOptions, LossOptions, AnswerOptions, ScaledStepOptions,
 
 
 DEFAULTS: TTVDOptions = {
-    "structure": "cipd",
+    "structure": None,
+    "mirror": None,
     "objective": "consensus",
     "gamma": 1.0,
     "tau": None,
@@ -56,12 +59,13 @@ DEFAULTS: TTVDOptions = {
     "agreement_filter": None,
     "diversity_weight": 1.0,
     "rotation_weight": None,
-    "slr_weight": 0.3,
+    "slr_weight": None,
     "prior": "stream",
     "output_temperature": None,
     "reference_batch_size": None,
     "adaptive_step": None,
-    "lr": 0.05,
+    "detect_changes": True,
+    "lr": None,  # type: ignore[typeddict-item]  # depends on the model, see choose_lr
     "optimizer": "sgd",
     "momentum": None,  # type: ignore[typeddict-item]  # 0 with SGD, 0.9 with Adam
     "steps": 1,
@@ -78,6 +82,26 @@ def check_choices(structure: str, objective: str) -> None:
     ):
         if value not in allowed:
             raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {value!r}")
+
+
+def choose_mirror(mirror: bool | None, gain: float | None, structure: str) -> bool:
+    """Whether the mirrored image is a second view: what the user asks for, else where that does no harm."""
+    if mirror and structure != "pd":
+        raise ValueError(f"mirror=True needs structure='pd', got {structure!r}")
+    return mirror if mirror is not None else structure == "pd" and gain is not None and gain >= -0.002
+
+
+def choose_lr(lr: float | None, plain: bool, batch_norm: bool) -> float:
+    """The learning rate: the user's, else one that suits the model.
+
+    A head that tells rotations apart has labels that are true, and takes large steps. Networks without batch norm
+    are not protected by statistics of the stream, and take small ones.
+    """
+    if lr is not None:
+        if isinstance(lr, bool) or not isinstance(lr, int | float):
+            raise ValueError(f"lr must be a number, got {lr!r}")
+        return lr
+    return 0.05 if not plain else 0.02 if batch_norm else 0.01
 
 
 def choose_tau(tau: float | None, fitted: float | None) -> float:
@@ -100,7 +124,7 @@ def check_weights(rotation: float, slr: float, diversity: float, head_views: int
         )
 
 
-def check_answer(prior: float | str | None, output_temperature: float | str, head_views: int) -> None:
+def check_answer(prior: float | str | None, output_temperature: float | str, *, known: bool) -> None:
     """Refuse a prior or an output temperature that cannot be meant, or that this head cannot give."""
     if isinstance(prior, str) and prior != "stream":
         raise ValueError(f"prior must be 'stream', a number of pseudo-images or None, got {prior!r}")
@@ -111,10 +135,10 @@ def check_answer(prior: float | str | None, output_temperature: float | str, hea
             raise ValueError(
                 f"output_temperature must be 'stream' or a positive number, got {output_temperature!r}"
             )
-        if head_views == 1:
+        if not known:
             raise ValueError(
-                "output_temperature='stream' needs a head that tells rotations apart, and this one knows the classes "
-                "alone: give a number, or train the model with label augmentation"
+                "output_temperature='stream' needs several views: a head that tells rotations apart, or mirrored "
+                "images (mirror=True) on a head that knows the classes alone; otherwise give a number"
             )
     elif not 0.0 < output_temperature < math.inf:
         raise ValueError(f"output_temperature must be positive and finite, got {output_temperature}")

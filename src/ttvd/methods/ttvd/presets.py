@@ -6,6 +6,8 @@ from ttvd.methods.ttvd.options import TTVDOptions
 from ttvd.nn.norms import Statistics
 
 _PLAIN: TTVDOptions = {
+    "structure": "cipd",
+    "mirror": False,
     "agreement_filter": False,
     "diversity_weight": 0.0,
     "rotation_weight": 0.0,
@@ -14,6 +16,7 @@ _PLAIN: TTVDOptions = {
     "output_temperature": 1.0,
     "reference_batch_size": 1,
     "adaptive_step": False,
+    "detect_changes": False,
     "lr": 1e-3,
     "momentum": 0.9,
     "statistics": Statistics.batch(),
@@ -41,7 +44,7 @@ class Preset(NamedTuple):
 
 
 PRESETS = (
-    Preset("ttvd", "Views agree on a class; each learns the cell of that class and its own rotation.", {}, 6),
+    Preset("ttvd", "Views agree on a class; each learns the cell of that class and its own rotation.", {}, 7),
     Preset(
         "vd",
         "First stage: entropy of the Voronoi diagram's soft labels, upright view.",

@@ -1,0 +1,245 @@
+"""Whether a stream has changed, and whether it differs from the source, against loops over images and descriptors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import ttvd
+from ttvd.methods.ttvd.input_drift import InputDrift
+from ttvd.nn.descriptors import InputMoments, describe, measure_inputs
+from ttvd.nn.resnet import ResNet
+
+NetMaker = Callable[..., ResNet]
+
+
+def draw(count: int, seed: int, *, scale: float = 1.0, channels: int = 1) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return 0.5 + scale * (torch.rand(count, channels, 12, 12, generator=generator) - 0.5)
+
+
+def describe_one(image: list[list[float]]) -> list[float]:
+    """Descriptors of a grey image, written out."""
+    rows, columns = len(image), len(image[0])
+    values = [value for row in image for value in row]
+    level = sum(values) / len(values)
+
+    def log_mean(squares: list[float]) -> float:
+        return math.log(sum(squares) / len(squares) + 1e-4)
+
+    def energy(down: list[float], right: list[float]) -> float:
+        return math.log((sum(down) / len(down) + sum(right) / len(right)) / 2 + 1e-4)
+
+    def step(lag: int, every: int | None = None) -> float:
+        ys, xs = range(rows - lag), range(columns - lag)
+        down = [y for y in ys if every is None or y % every == every - 1]
+        right = [x for x in xs if every is None or x % every == every - 1]
+        return energy(
+            [(image[y + lag][x] - image[y][x]) ** 2 for y in down for x in range(columns)],
+            [(image[y][x + lag] - image[y][x]) ** 2 for y in range(rows) for x in right],
+        )
+
+    contrast = log_mean([(value - level) ** 2 for value in values])
+    one, two, four, grid = step(1), step(2), step(4), step(1, every=8)
+    bend = energy(
+        [
+            (image[y + 2][x] - 2 * image[y + 1][x] + image[y][x]) ** 2
+            for y in range(rows - 2)
+            for x in range(columns)
+        ],
+        [
+            (image[y][x + 2] - 2 * image[y][x + 1] + image[y][x]) ** 2
+            for y in range(rows)
+            for x in range(columns - 2)
+        ],
+    )
+    return [level, contrast, one - contrast, two - one, four - two, bend - one, grid - one]
+
+
+def test_descriptors_are_what_the_loops_say() -> None:
+    images = draw(3, 0)
+    for image, found in zip(images, describe(images), strict=True):
+        assert found.tolist() == pytest.approx(describe_one(image[0].tolist()), rel=1e-4, abs=1e-4)
+
+
+def test_other_inputs_are_described_by_their_moments() -> None:
+    x = torch.tensor([[1.0, 3.0], [2.0, 2.0]])
+    assert describe(x)[:, 0].tolist() == [2.0, 2.0]
+    assert describe(x)[0, 1].item() == pytest.approx(math.log(1.0001), abs=1e-5)
+    assert describe(draw(2, 0, channels=3)).shape[1] == 3 + 1 + 1 + 5, (
+        "levels, contrast, colours, five of scales"
+    )
+
+
+def test_the_radius_is_what_classes_explain() -> None:
+    """Two classes whose means lie 2 apart, then labels that mean nothing."""
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.arange(400) % 2
+    values = (2.0 * labels - 1.0 + 0.1 * torch.randn(400, generator=generator))[:, None]
+    moments = measure_inputs(values, labels)
+    assert moments.radii.item() == pytest.approx(2 * math.sqrt(2), rel=0.02), (
+        "twice the deviation of the means"
+    )
+    moments = measure_inputs(values, torch.randint(0, 2, (400,), generator=generator))
+    assert moments.radii.item() < 0.35 * moments.deviations.item()
+
+
+@pytest.mark.parametrize("wrong", ["nan", "zero", "float32", "shape"])
+def test_moments_that_cannot_be_are_refused(wrong: str) -> None:
+    one = torch.ones(3, dtype=torch.float64)
+    bad = {"nan": one * math.nan, "zero": 0 * one, "float32": one.float(), "shape": one[:2]}[wrong]
+    with pytest.raises(ValueError, match="deviations of inputs must be"):
+        InputMoments(one, bad, one)
+
+
+def make_drift(size: int = 1, radius: float = 1.0) -> InputDrift:
+    one = torch.ones(size, dtype=torch.float64)
+    return InputDrift(InputMoments(0 * one, one, radius * one), torch.zeros(()))
+
+
+class Loop:
+    """The windows of one descriptor, image by image where that is possible."""
+
+    def __init__(self, radius: float) -> None:
+        self.radius, self.long, self.recent = radius, (0.0, 0.0, 0.0), (0.0, 0.0)
+
+    def look(self, values: list[float], tolerance: float) -> tuple[bool, float]:
+        size, mean = len(values), sum(values) / len(values)
+        square = sum(v * v for v in values) / size
+        m, s, n = self.long
+        r, k = self.recent
+        kept = min(k, max(0, 32 - size))
+        r, k = (r * kept + mean * size) / (kept + size), kept + size
+        spread = math.sqrt(max(1.0, s - m * m))
+        chance = 2.5 * spread * math.sqrt(1 / k + 1 / max(n, 1))
+        changed = n > 0 and (abs(r - m) - chance) / self.radius > tolerance
+        if changed:
+            n, r, k = 0.0, mean, size
+        n = min(n, 256)
+        self.long = ((m * n + mean * size) / (n + size), (s * n + square * size) / (n + size), n + size)
+        self.recent = (r, k)
+        m, s, n = self.long
+        spread = math.sqrt(max(1.0, s - m * m))
+        away = (abs(m) - 2.5 * spread / math.sqrt(n)) / self.radius
+        wide = (spread - 2.5 / math.sqrt(n)) / 1.3
+        return changed, min(1.0, max(0.0, (max(away, wide) - 1) / 0.25))
+
+
+@pytest.mark.parametrize("tolerance", [1.0, 2.0])
+def test_windows_are_what_the_loop_says(tolerance: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ttvd.methods.ttvd.input_drift.describe", lambda x: x)
+    drift, loop, generator = make_drift(radius=0.7), Loop(0.7), torch.Generator().manual_seed(1)
+    changes = 0
+    for batch, shift in (
+        (64, 0.0),
+        (1, 0.0),
+        (8, 0.1),
+        (40, 1.5),
+        (8, 1.5),
+        (64, -1.0),
+        (300, -1.0),
+        (8, 4.0),
+    ):
+        for _ in range(3):
+            x = shift + torch.randn(batch, 1, generator=generator)
+            windows, changed = drift.look(x, tolerance)
+            drift.write(windows)
+            wanted = loop.look(x[:, 0].tolist(), tolerance)
+            assert bool(changed) == wanted[0]
+            assert drift.evidence(drift.windows()).item() == pytest.approx(wanted[1], abs=1e-4)
+            changes += bool(changed)
+    assert 1 <= changes <= 6
+
+
+def test_values_that_are_not_finite_change_nothing() -> None:
+    drift = make_drift(7)
+    drift.write(drift.look(draw(8, 0))[0])
+    before = [part.clone() for part in drift.windows()]
+    drift.write(drift.look(torch.full((4, 1, 12, 12), math.nan))[0])
+    assert all(torch.equal(a, b) for a, b in zip(before, drift.windows(), strict=True))
+
+
+@pytest.fixture
+def prepared(make_net: NetMaker) -> tuple[ResNet, ttvd.Sites]:
+    net = make_net(12).float()
+    x = 0.5 + 0.5 * (torch.rand(200, 1, 12, 12, generator=torch.Generator().manual_seed(5)) - 0.5)
+    labels = torch.arange(200) % 3
+    sites = ttvd.estimate_sites(net, (x, labels), num_classes=3)
+    return net, ttvd.calibrate(net, replace(sites), (x, labels), structures=())
+
+
+def images(kind: str, seed: int) -> Tensor:
+    return draw(64, seed, scale={"clean": 0.5, "shifted": 1.0}[kind])
+
+
+def make(prepared: tuple[ResNet, ttvd.Sites], **options: Any) -> ttvd.TTVD:
+    return ttvd.TTVD(*prepared, tau=1.0, **options)
+
+
+def test_a_change_starts_the_adapter_again(prepared: tuple[ResNet, ttvd.Sites]) -> None:
+    """From there on it does what a new one does; so does predict() on the first batch already."""
+    adapter, fresh = make(prepared, guard=False), make(prepared, guard=False)
+    for seed in range(4):
+        adapter(images("clean", seed))
+    shifted = images("shifted", 9)
+    torch.testing.assert_close(adapter.predict(shifted), fresh.predict(shifted))
+    for seed in range(10, 13):
+        torch.testing.assert_close(adapter(images("shifted", seed)), fresh(images("shifted", seed)))
+    back, new = images("clean", 20), make(prepared, guard=False)
+    torch.testing.assert_close(adapter.predict(back), new.predict(back))
+
+
+def test_without_detection_history_counts(prepared: tuple[ResNet, ttvd.Sites]) -> None:
+    adapter, fresh = make(prepared, detect_changes=False), make(prepared, detect_changes=False)
+    for seed in range(4):
+        adapter(images("clean", seed))
+    assert not torch.allclose(adapter(images("shifted", 9)), fresh(images("shifted", 9)), atol=1e-3)
+
+
+def test_on_clean_images_the_norms_are_those_of_the_source(prepared: tuple[ResNet, ttvd.Sites]) -> None:
+    adapter = make(prepared, prior=None, output_temperature=1.0, guard=False)
+    still = make(prepared, prior=None, output_temperature=1.0, statistics=ttvd.Statistics.source())
+    x = images("clean", 30)
+    torch.testing.assert_close(adapter.predict(x), still.predict(x), rtol=1e-4, atol=1e-4)
+
+
+def test_a_state_in_the_middle_of_a_stream_goes_on(prepared: tuple[ResNet, ttvd.Sites]) -> None:
+    one, other = make(prepared), make(prepared)
+    stream = [images("clean", 1), images("shifted", 2), images("shifted", 3), images("clean", 4)]
+    for x in stream[:2]:
+        one(x)
+    other.load_state_dict(one.state_dict())
+    for x in stream[2:]:
+        assert torch.equal(one(x), other(x))
+
+
+class NoReading(TorchDispatchMode):
+    """Refuses to bring a value of a tensor to the host, which would wait for an accelerator."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten._local_scalar_dense.default:
+            raise AssertionError("a value was read on the host")
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("outputs", [12, 3], ids=["joint head", "plain head"])
+def test_a_step_reads_no_value_on_the_host(outputs: int, make_net: NetMaker) -> None:
+    """So it can be recorded as a CUDA graph: loss, and the answer of the initial state that the guard compares."""
+    net = make_net(outputs).float()
+    x, labels = draw(60, 3), torch.arange(60) % 3
+    sites = ttvd.estimate_sites(net, (x, labels), num_classes=3)
+    sites = ttvd.calibrate(net, sites, (x, labels), structures=())
+    adapter = ttvd.TTVD(net, replace(sites, mirror_gain=0.0), tau=1.0)
+    adapter(x[:8])  # the first call settles what a recording finds
+    with NoReading(), torch.enable_grad():
+        adapter.loss(x[:8])
+        adapter.initial_output(x[:8])
+    with pytest.raises(AssertionError, match="read on the host"), NoReading():
+        adapter.predictor(x[:8])
