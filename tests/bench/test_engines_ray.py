@@ -1,11 +1,14 @@
 """A Ray cluster of this machine; it is started once, by the one test that needs it."""
 
+import fcntl
 import itertools
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -33,6 +36,7 @@ def find_deaths(events: list[Event]) -> list[Event]:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("one_cluster")
 def test_the_rows_are_those_of_any_engine_and_a_killed_worker_costs_nothing_but_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -121,6 +125,14 @@ def test_a_cluster_that_is_not_there_is_noticed_at_once(address: str, message: s
         next(RayEngine(address).run([], WorkerConfig()))
 
 
+@pytest.fixture
+def one_cluster() -> Iterator[None]:
+    """Let one cluster run at a time: two that start together on a machine can remove each other's sockets."""
+    with (Path(tempfile.gettempdir()) / "ttvd-tests-ray.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
 def find_processes(parent: int) -> dict[str, int]:
     """The processes below a process by their command lines."""
     found: dict[str, int] = {}
@@ -133,6 +145,7 @@ def find_processes(parent: int) -> dict[str, int]:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("one_cluster")
 def test_a_lost_cluster_ends_the_command_with_a_word_and_the_same_command_goes_on(tmp_path: Path) -> None:
     recipe, path = tmp_path / "small.toml", tmp_path / "runs.db"
     recipe.write_text(SMALL.replace("128}", "128}\nstream = {batch_size = 2}"))

@@ -223,7 +223,9 @@ def test_other_anchors_make_other_runs_of_those_alone_who_use_them(
     bare += ["ttvd structure=vd statistics=track:16:512:renorm"]
     using = {1: ["ttvd structure=vd", "ttvd structure=pd", "ttvd structure=pd statistics=batch:anchored"]}
     using[1] += ["vd statistics=batch:anchored", "pd statistics=count:16:anchored", "bn+anchored-upright"]
-    using[4] = ["ttvd", "ttvd statistics=batch:anchored", "ttvd statistics=track:64:1024:anchored"]
+    using[4] = ["ttvd structure=cipd", "ttvd structure=cipd statistics=batch:anchored"]
+    for anchors_in_use in using.values():
+        anchors_in_use.append("ttvd")  # whose views depend on the head
     using[4] += ["ttvd-paper statistics=batch:anchored", "ttvd structure=civd", "bn+anchored"]
     runs = [*bare, *using[1], *using[4]]
 

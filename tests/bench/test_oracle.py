@@ -93,7 +93,9 @@ def read_stream(adapter: ttvd.Adapter) -> dict[str, Tensor]:
 @pytest.mark.parametrize("prediction", ["before", "after"])
 def test_a_batch_counts_once_however_many_steps_are_tried(prediction: str, rotations: bool) -> None:
     """And as the first step saw it: what follows the stream is what one plain call makes of it."""
-    make = make_world("ttvd", rotations=rotations, prediction=prediction, agreement_filter=False)[1]
+    make = make_world(
+        "ttvd", rotations=rotations, prediction=prediction, agreement_filter=False, structure="cipd"
+    )[1]
     x = torch.rand(9, 1, 8, 8, generator=torch.Generator().manual_seed(0))
     y, tried, once, asked = torch.arange(9) % 3, make(), make(), []
 

@@ -194,7 +194,7 @@ def test_a_store_can_go_on_from_packed_runs(packed: Path, tmp_path: Path) -> Non
 
 
 def test_counts_that_were_left_out_are_not_invented() -> None:
-    record = PackedRecord((make_row(),), make_row().metrics, (4,), None, 0.5, 0.1)
+    record = PackedRecord((make_row(),), make_row().metrics, (4,), (0,), None, 0.5, 0.1)
     with pytest.raises(ValueError, match="not kept of runs that only choose"):
         record.curve()
 

@@ -81,17 +81,17 @@ def test_lengths_of_onsets_are_whole_batches_of_every_size_in_range() -> None:
         draw_onset(0, fewest=(0, 1, 1))
 
 
-@given(sizes=st.lists(st.integers(4, 20), min_size=1, max_size=4), cycles=st.integers(1, 4))
+@given(sizes=st.lists(st.integers(4, 20), min_size=1, max_size=4), rounds=st.integers(1, 4))
 def test_recurring_domains_come_in_the_same_order_and_show_each_sample_once(
-    sizes: list[int], cycles: int
+    sizes: list[int], rounds: int
 ) -> None:
     orders = [iid(size, seed=domain) for domain, size in enumerate(sizes)]
-    rows = recurring(orders, cycles)
+    rows = recurring(orders, rounds)
     runs = rows[np.flatnonzero(np.diff(rows[:, 0], prepend=-1)), 0].tolist()
-    assert runs == (list(range(len(sizes))) * cycles if len(sizes) > 1 else [0])
+    assert runs == (list(range(len(sizes))) * rounds if len(sizes) > 1 else [0])
     for domain, order in enumerate(orders):
         assert np.array_equal(rows[rows[:, 0] == domain, 1], order)
-    with pytest.raises(ValueError, match="cycles"):
+    with pytest.raises(ValueError, match="rounds"):
         recurring(orders, 21)
 
 

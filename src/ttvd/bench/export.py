@@ -143,8 +143,8 @@ def select_runs(
 
 def _domain_names(spec: Spec) -> tuple[str, str]:
     """Return what a domain may be called: "fog 5", or "fog" for every severity; "continual (15)", or "continual"."""
-    short = spec.join if len(spec.domains) > 1 else spec.domains[0].corruption.replace("_", " ")
-    return spec.domain_label, short
+    main = spec.main_domain
+    return spec.domain_label, spec.join if main is None else main.corruption.replace("_", " ")
 
 
 def _check_value(what: str, value: str | None, known: Iterable[str]) -> None:

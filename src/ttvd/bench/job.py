@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ttvd.bench.resources import Resources
 from ttvd.bench.run import Row, run_stream, watch_memory
-from ttvd.bench.spec import ORDERS, Domain, Facts, Run, Spec
+from ttvd.bench.spec import FRESH, JOINS, ORDERS, Domain, Facts, Run, Spec
 from ttvd.data import streams
 from ttvd.data.loading import prefetch
 from ttvd.data.sets import ImageFolder
@@ -145,13 +145,42 @@ def _from_plain(name: str, value: Any) -> Any:
 
 
 def make_order(spec: Spec, resources: Resources) -> Order:
-    """Return rows (n, 2) of domain and image, in the order of the stream."""
+    """Return rows (n, 2) of domain and image, in the order of the stream.
+
+    Raises:
+        ValueError: The options do not fit each other or the number of images.
+    """
     labels = resources.labels(spec).numpy()
+    own = {**JOINS[spec.join], **FRESH}
+    options = {name: value for name, value in spec.options.items() if name not in own}
     # Each domain has an order of its own; the first one has the order that it would have alone.
     orders = [
-        ORDERS[spec.stream](labels, spec.seed + 1000 * number, **spec.options)
+        ORDERS[spec.stream](labels, spec.seed + 1000 * number, **options)
         for number in range(len(spec.domains))
     ]
+    try:
+        return _join_orders(spec, orders)
+    except ValueError as error:
+        raise ValueError(
+            f"[stream] join {spec.join!r} with {len(labels)} images: {error}. Give other values to "
+            f"{' or '.join([*JOINS[spec.join], 'batch_size'])}, or let [data] limit be higher"
+        ) from error
+
+
+def _join_orders(spec: Spec, orders: Sequence[Order]) -> Order:
+    """Join the orders of the domains."""
+    if spec.join == "recurring":
+        return streams.recurring(orders, spec.options["rounds"])
+    if spec.join == "rare":
+        clean, shifted = orders
+        every = spec.options["every"]
+        return streams.rare(clean, shifted, spec.seed, batch_size=spec.batch_size, every=every)
+    if spec.join == "onset":
+        clean, shifted = orders
+        fewest, most = streams.parse_lengths(spec.options["lengths"])
+        lengths = streams.draw_onset(spec.seed, batch_size=spec.batch_size, fewest=fewest, most=most)
+        rows = streams.onset(clean, shifted, lengths)
+        return rows[rows[:, 0] == 1] if spec.options.items() >= FRESH.items() else rows
     return streams.continual(orders) if spec.join == "continual" else streams.mixed(orders, spec.seed)
 
 
@@ -159,8 +188,8 @@ def cut_order(spec: Spec, order: Order) -> list[Order]:
     """Return the batches of a stream. Where domains follow one another, no batch has images of two."""
     if spec.join == "mixed":
         return streams.batches(order, spec.batch_size)
-    parts = [order[order[:, 0] == number] for number in range(len(spec.domains))]
-    return [rows for part in parts for rows in streams.batches(part, spec.batch_size)]
+    visits = np.split(order, np.flatnonzero(np.diff(order[:, 0])) + 1)
+    return [rows for visit in visits for rows in streams.batches(visit, spec.batch_size)]
 
 
 def load_batches(

@@ -20,6 +20,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -40,7 +41,7 @@ _SCORES: dict[str, str] = (
     dict.fromkeys(("n", "correct"), "whole")
     | dict.fromkeys((*SUMS, "kept"), "real")
     | dict.fromkeys(BINS, "numbers")
-    | {"parts": "json", "sizes": "counts", "right": "counts", "batch_seconds": "real"}
+    | {"parts": "json", "sizes": "sizes", "right": "counts", "batch_seconds": "real"}
 )
 COLUMNS: dict[str, str] = (
     {"key": "text", "status": "text", "recipe": "text", "members": "whole", "asked": "json"}
@@ -53,8 +54,8 @@ COLUMNS: dict[str, str] = (
 
 ``recipe`` is a digest of what the recipe asks for, and ``members`` the number of its runs. ``asked`` says which of
 them the line serves (place, label, role, varied parameters, condition). ``parts`` has the sums of each domain where
-there are several. ``sizes`` and ``right`` are the samples and the correct ones of each batch; 64x156 stands for 156
-times 64.
+each of several is visited once. ``sizes`` and ``right`` are the samples and the correct ones of each batch; 64x156
+stands for 156 times 64. Where domains come again, ``sizes`` has them too: 0:64x8 1:64x10 0:64x10.
 """
 _MOST_BATCHES = 10_000_000  # a few letters must not fill the memory
 _SQLITE = b"SQLite format 3\0"  # the first bytes of a store, whatever its file is called
@@ -74,6 +75,7 @@ class PackedRecord(Record):
     Attributes:
         whole: Sums of the stream, as ``RunningMetrics.state`` gives them.
         batches: Samples of each batch.
+        visited: Domain of each batch.
         right: Correct samples of each batch; None where they were left out.
         share: Share of all samples that were used to adapt.
         pace: Median seconds of a batch.
@@ -81,6 +83,7 @@ class PackedRecord(Record):
 
     whole: State
     batches: tuple[int, ...]
+    visited: tuple[int, ...]
     right: tuple[int, ...] | None
     share: float
     pace: float
@@ -92,6 +95,10 @@ class PackedRecord(Record):
     def sizes(self) -> Tensor:
         """Return the samples in each batch, float64."""
         return torch.tensor(self.batches, dtype=torch.float64)
+
+    def domains(self) -> list[int]:
+        """Return the number of the domain of each batch."""
+        return list(self.visited)
 
     def wrong(self) -> Tensor:
         """Return the wrong predictions in each batch, float64."""
@@ -429,7 +436,7 @@ def _pack_line(
     line |= _pack_spec(spec)
     if run is not None:
         # Runs that only choose a setting are in no curve and in no comparison.
-        reported = any(member.role == "test" for _, member in group)
+        reported = any(member.role != "validation" for _, member in group)
         line |= _pack_scores(run, batches=reported) | {"status": "done"}
     line |= {**shared, "asked": to_json(asked)}
     return line | {"digest": compute_digest(line)}
@@ -458,17 +465,20 @@ def _pack_scores(run: Run, *, batches: bool) -> dict[str, str]:
         batches: Whether to keep the correct samples of single batches.
     """
     record = run.record
-    domains = sorted({row.domain for row in record.rows})
+    again = run.spec.join not in ("continual", "mixed")
+    domains = [0] if again else sorted({row.domain for row in record.rows})
     parts = [
         _pack_part(domain, [row for row in record.rows if row.domain == domain])
         for domain in (domains if domains != [0] else [])
     ]
     sizes = [int(size) for size in record.sizes().tolist()]
+    visited = record.domains() if again else [None] * len(sizes)
     right = None
     if batches and has_batches(run):
         right = [int(size - wrong) for size, wrong in zip(sizes, record.wrong(), strict=True)]
     values: dict[str, Any] = record.metrics().state() | {"kept": record.kept(), "parts": parts or None}
-    values |= {"sizes": sizes, "right": right, "batch_seconds": record.seconds_per_batch()}
+    values |= {"sizes": list(zip(visited, sizes, strict=True)), "right": right}
+    values |= {"batch_seconds": record.seconds_per_batch()}
     values |= {item.name: getattr(run.facts, item.name) for item in fields(Facts)}
     return {name: _write_cell(values[name], kind) for name, kind in (_SCORES | FACT_COLUMNS).items()}
 
@@ -482,7 +492,7 @@ def _unpack_run(spec: Spec, cells: Mapping[str, str]) -> Run:
     values = {name: _read_cell(cells[name], kind) for name, kind in (_SCORES | FACT_COLUMNS).items()}
     whole: State = {name: values[name] for name in _STATE}
     metrics = RunningMetrics.from_state(whole).compute()
-    sizes, right = tuple(values["sizes"]), values["right"]
+    sizes, right = tuple(size for _, size in values["sizes"]), values["right"]
     if metrics["n"] != sum(sizes):
         raise ValueError("the sizes of its batches do not sum up to n")
     if right is not None and sum(right) != whole["correct"]:
@@ -493,9 +503,23 @@ def _unpack_run(spec: Spec, cells: Mapping[str, str]) -> Run:
     rows = rows or [Row(whole, values["kept"], per_sample * values["n"])]
     if sum_metrics(rows).compute()["error"] != metrics["error"]:
         raise ValueError("the sums of its domains are not those of the stream")
+    visited = _find_domains(values["sizes"], rows)
+    if not all(0 <= domain < len(spec.domains) for domain in visited):
+        raise ValueError("a batch is of a domain that the run does not have")
     counts = None if right is None else tuple(right)
-    record = PackedRecord(tuple(rows), whole, sizes, counts, values["kept"], seconds)
+    record = PackedRecord(tuple(rows), whole, sizes, visited, counts, values["kept"], seconds)
     return Run(spec, record, Facts(**{item.name: values[item.name] for item in fields(Facts)}))
+
+
+def _find_domains(sizes: Sequence[tuple[int | None, int]], rows: Sequence[Row]) -> tuple[int, ...]:
+    """Return the domain of each batch. Where none is written, the domains come one after the other."""
+    ends = np.cumsum([row.metrics["n"] for row in rows])
+    starts = np.cumsum([0, *(size for _, size in sizes[:-1])])
+    places = np.searchsorted(ends[:-1], starts, side="right")
+    return tuple(
+        rows[place].domain if domain is None else domain
+        for (domain, _), place in zip(sizes, places, strict=True)
+    )
 
 
 def _pack_part(domain: int, rows: Sequence[Row]) -> list[Any]:
@@ -516,6 +540,9 @@ def _write_cell(value: Any, kind: str) -> str:
         return ""
     if kind == "json":
         return to_json(value)
+    if kind == "sizes":
+        words = [f"{size}" if domain is None else f"{domain}:{size}" for domain, size in value]
+        return _write_cell(words, "counts")
     if kind == "counts":
         groups = [(size, len(list(group))) for size, group in groupby(value)]
         return " ".join(str(size) if times == 1 else f"{size}x{times}" for size, times in groups)
@@ -539,14 +566,21 @@ def _read_cell(text: str, kind: str) -> Any:
         return {"True": True, "False": False}[text]
     if kind == "numbers":
         return [float(word) for word in text.split()]
-    if kind == "counts":
+    if kind in ("counts", "sizes"):
         words = [word.partition("x") for word in text.split()]
-        pairs = [(int(size), int(times or 1)) for size, _, times in words]
+        pairs = [(number, int(times or 1)) for number, _, times in words]
         if sum(times for _, times in pairs) > _MOST_BATCHES:
             raise ValueError(f"more than {_MOST_BATCHES:,} batches")
-        return [size for size, times in pairs for _ in range(times)]
+        read = int if kind == "counts" else _read_size
+        return [value for number, times in pairs for value in [read(number)] * times]
     readers: dict[str, Any] = {"json": json.loads, "whole": int, "real": float}
     return readers[kind](text)
+
+
+def _read_size(text: str) -> tuple[int | None, int]:
+    """Read the domain of a batch, None where it is not written, and its number of samples."""
+    domain, colon, size = text.rpartition(":")
+    return int(domain) if colon else None, int(size)
 
 
 # The union of several stores

@@ -7,14 +7,14 @@ from contextlib import contextmanager
 from dataclasses import replace
 from operator import attrgetter, itemgetter
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
 from ttvd.bench.job import build_adapter, check_model, identify_adapter, make_order, to_plain
 from ttvd.bench.recipe import Entry, Recipe, hint_at_quotes, list_entries, suggest
 from ttvd.bench.resources import CORRUPTED, SOURCE_STATISTICS, Resources
-from ttvd.bench.spec import OFFICIAL, ORDERS, Domain, Member, Spec
+from ttvd.bench.spec import CLEAN, FRESH, JOINS, OFFICIAL, WITH_CLEAN, Domain, Member, Role, Spec
 from ttvd.methods.registry import prepare_model
 
 _MOST_RUNS = 1_000_000  # of one recipe; grids multiply fast
@@ -42,6 +42,7 @@ def plan(recipe: Recipe, resources: Resources) -> list[Member]:
             f"recipe {recipe.name}: {sorted(both)[0]} is reported and chooses parameters too; take it out of "
             "[data] corruptions, or give [data] validation others"
         )
+    _check_join(recipe)
     _check_count(recipe, entries)
     members = list(_list_members(recipe, entries, resources))
     _check_members(recipe, members, resources)
@@ -93,7 +94,8 @@ def _make_spec(
 ) -> Spec:
     """What the runs of a line, a setting and a condition have in common."""
     stream = recipe.stream
-    options = {name: condition.get(name, values[0]) for name, values in stream.options.items()}
+    join = "continual" if stream.join == "reset" else stream.join
+    given = {name: condition.get(name, values[0]) for name, values in stream.options.items()}
     defaults = entry.method.parameters()
     chosen = {name: _to_json(value, defaults[name]) for name, value in {**defaults, **parameters}.items()}
     fraction = condition.get("sites", recipe.sites[0]) if "sites" in entry.method.needs else 1.0
@@ -110,8 +112,8 @@ def _make_spec(
         parameters=chosen,
         constants=OFFICIAL if recipe.data.set in CORRUPTED else recipe.data.constants,
         stream=condition.get("order", stream.order[0]),
-        options=options,
-        join="mixed" if stream.join == "mixed" else "continual",
+        options={**JOINS[join], **given},
+        join=join,
         batch_size=condition.get("batch_size", stream.batch_size[0]),
         limit=recipe.data.limit,
         views=entry.part.views,
@@ -128,8 +130,8 @@ def _to_json(value: Any, default: Any) -> Any:
 
 def _list_roles(
     recipe: Recipe, entry: Entry, base: Spec, resources: Resources
-) -> Iterator[tuple[Literal["test", "validation"], Spec]]:
-    """The runs of a setting: those that are reported, and those that only choose."""
+) -> Iterator[tuple[Role, Spec]]:
+    """The runs of a setting: those that are reported, the fresh starts beside them, and those that only choose."""
     specs = [base] if set(entry.rules) - {"oracle"} else []
     if "oracle" in entry.rules:
         oracle = recipe.oracle
@@ -140,6 +142,8 @@ def _list_roles(
     for spec in specs:
         for run in _list_streams(recipe, entry, spec, recipe.data.corruptions, resources):
             yield "test", run
+            if run.join == "onset":
+                yield "fresh", replace(run, options={**run.options, **FRESH})
     if "validation" in entry.rules:
         for run in _list_streams(recipe, entry, base, recipe.data.validation, resources):
             yield "validation", run
@@ -152,7 +156,11 @@ def _list_streams(
     domains = tuple(
         Domain(name, recipe.data.severities.get(name, recipe.data.severity)) for name in corruptions
     )
-    streams = [(domain,) for domain in domains] if recipe.stream.join == "reset" else [domains]
+    streams = [domains]
+    if recipe.stream.join == "reset":
+        streams = [(domain,) for domain in domains]
+    elif recipe.stream.join in WITH_CLEAN:
+        streams = [(Domain(CLEAN), domain) for domain in domains]
     seeds = entry.part.seeds or recipe.seeds
     if spec.selection == "oracle" and recipe.oracle.seeds is not None:
         seeds = tuple(seed for seed in seeds if seed in recipe.oracle.seeds)
@@ -187,6 +195,21 @@ def _naming_folder(recipe: Recipe, what: str, folder: Path | None, option: str, 
 # Checks
 
 
+def _check_join(recipe: Recipe) -> None:
+    """Refuse corruptions that cannot be joined as the recipe asks for."""
+    join, names = recipe.stream.join, recipe.data.corruptions
+    where = f"recipe {recipe.name}: [stream] join {join!r}"
+    if join in WITH_CLEAN and CLEAN in names:
+        raise ValueError(f"{where} adds the clean images itself; take {CLEAN!r} out of [data] corruptions")
+    if join in WITH_CLEAN and recipe.data.set in CORRUPTED:
+        raise ValueError(
+            f"{where} needs clean images, which {recipe.data.set} does not have; use a set whose corruptions are "
+            "generated, such as cifar10"
+        )
+    if join == "recurring" and len(names) < 2:
+        raise ValueError(f"{where} needs at least two [data] corruptions, got {', '.join(names)}")
+
+
 def _check_count(recipe: Recipe, entries: Iterable[Entry]) -> None:
     """Refuse a recipe that asks for more runs than anybody could do."""
     lists = (recipe.stream.order, recipe.stream.batch_size, *recipe.stream.options.values(), recipe.sites)
@@ -219,12 +242,10 @@ def _check_parameters(recipe: Recipe, entries: Iterable[Entry]) -> None:
                     f"{suggest(name, sorted(known))}"
                 )
     for order in recipe.stream.order:
-        options = ORDERS[order].__kwdefaults__ or {}
+        options = recipe.stream.allowed_options(order)
         for name, values in recipe.stream.options.items():
             for value in values:
-                # Whole defaults of options are often the round values of real numbers.
-                default = float(options[name]) if _is_number(options[name]) else options[name]
-                _check_value(f"recipe {recipe.name}, [stream]", name, value, default)
+                _check_value(f"recipe {recipe.name}, [stream]", name, value, options[name])
 
 
 def _check_value(where: str, name: str, value: Any, default: Any) -> None:
@@ -252,7 +273,8 @@ def _check_members(recipe: Recipe, members: Sequence[Member], resources: Resourc
     checked: set[tuple[Any, ...]] = set()
     for member in members:
         spec = member.spec
-        together = spec.domains if len(spec.domains) > 1 else ()
+        # Random lengths may fit with one seed and not with another.
+        together = (spec.domains, spec.batch_size, spec.seed) if len(spec.domains) > 1 else ()
         for check, of in (
             (_check_source_data, (spec.method, spec.checkpoint, spec.sites)),
             (_check_adapter, (spec.method, spec.checkpoint, spec.views, spec.sites, repr(spec.parameters))),

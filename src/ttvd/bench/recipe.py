@@ -29,7 +29,7 @@ from pydantic import (
 )
 from pydantic.dataclasses import dataclass
 
-from ttvd.bench.spec import CLEAN, ORDERS, Precision, is_own_code
+from ttvd.bench.spec import CLEAN, JOINS, ORDERS, Join, Precision, is_own_code
 from ttvd.data.corruptions import CORRUPTIONS, EXTRA, GROUPS
 from ttvd.data.sets import SETS
 from ttvd.methods import Method, find_method, list_methods
@@ -171,22 +171,37 @@ class StreamPart:
     Attributes:
         order: Name of the order.
         join: ``"reset"``: each corruption is a run of its own. ``"continual"`` and ``"mixed"``: all corruptions are in
-            one run, one after the other or mixed in each batch.
+            one run, one after the other or mixed in each batch. ``"recurring"``: one after the other, over and over, in
+            ``rounds`` rounds. ``"onset"``: each corruption is a run that begins and ends with clean images; ``lengths``
+            has the batches of the three parts, or ranges to draw them from. ``"rare"``: each corruption is a run of
+            clean images in which one batch in ``every`` is corrupted.
         batch_size: Number of images in a batch.
-        options: Options of the order, such as ``alpha``. In the file they stand in ``[stream]`` itself.
+        options: Options of the order and of the join, such as ``alpha``. In the file they stand in ``[stream]`` itself.
     """
 
     order: Annotated[Texts, AfterValidator(lambda names: tuple(map(_one_of(ORDERS), names)))] = ("iid",)
-    join: Literal["reset", "continual", "mixed"] = "reset"
+    join: Literal["reset", Join] = "reset"
     batch_size: Annotated[tuple[Count, ...], BeforeValidator(_as_tuple)] = (64,)
     options: Mapping[str, Values] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for order in self.order:
-            allowed = ORDERS[order].__kwdefaults__ or {}
+            allowed = self.allowed_options(order)
             for name in self.options:
                 if name not in allowed:
-                    raise ValueError(f"with order {order!r} has no {name!r}; {suggest(name, allowed)}")
+                    joined = "" if self.join == "reset" else f" and join {self.join!r}"
+                    raise ValueError(
+                        f"with order {order!r}{joined} has no {name!r}; {suggest(name, allowed)}"
+                    )
+
+    def allowed_options(self, order: str) -> dict[str, Any]:
+        """Return the options that an order and the join have, with their defaults."""
+        # Whole defaults of an order's options are often the round values of real numbers.
+        usual = {
+            name: float(value) if type(value) is int else value
+            for name, value in (ORDERS[order].__kwdefaults__ or {}).items()
+        }
+        return usual if self.join == "reset" else {**usual, **JOINS[self.join]}
 
 
 @dataclass(frozen=True, config=_CONFIG)

@@ -364,8 +364,8 @@ def hash_sites(sites: Sites, parts: frozenset[str]) -> str:
 
     Args:
         sites: Sites of a model.
-        parts: Names of further parts: ``"anchors/V"`` for the anchors of V views, ``"rotation_loss"``. A part that the
-            sites do not have changes nothing.
+        parts: Names of further parts: ``"anchors/V"`` for the anchors of V views, or names of fields: numbers, and
+            ``"inputs"``. A part that the sites do not have changes nothing.
     """
     digest = hashlib.sha256(repr(tuple(sites.means.shape)).encode())
     digest.update(sites.means.cpu().contiguous().numpy().data)
@@ -374,8 +374,12 @@ def hash_sites(sites: Sites, parts: frozenset[str]) -> str:
         if f"anchors/{views}" in parts:
             for moments in (anchors.means, anchors.variances):
                 digest.update(moments.cpu().contiguous().numpy().data)
-    if "rotation_loss" in parts and sites.rotation_loss is not None:
-        digest.update(repr(sites.rotation_loss).encode())
+    for name in ("rotation_loss", "mirror_gain", "agreement_exponent"):
+        if name in parts and getattr(sites, name) is not None:
+            digest.update(repr(getattr(sites, name)).encode())
+    if "inputs" in parts and sites.inputs is not None:
+        for moments in (sites.inputs.means, sites.inputs.deviations, sites.inputs.radii):
+            digest.update(moments.cpu().contiguous().numpy().data)
     return digest.hexdigest()[:16]
 
 

@@ -70,6 +70,10 @@ class Record:
         """Return the number of wrong predictions in each batch, float64."""
         return self.sizes() - torch.tensor([row.metrics["correct"] for row in self.rows], dtype=torch.float64)
 
+    def domains(self) -> list[int]:
+        """Return the number of the domain of each batch."""
+        return [row.domain for row in self.rows]
+
     def curve(self) -> Tensor:
         """Return the error over all samples so far, after each batch."""
         return self.wrong().cumsum(0) / self.sizes().cumsum(0)

@@ -17,8 +17,9 @@ CLEAN = "none"
 OFFICIAL = "official"
 """The entry ``Spec.constants`` of images that come corrupted."""
 Selection = Literal["last", "oracle"]
-Join = Literal["continual", "mixed"]
+Join = Literal["continual", "mixed", "onset", "recurring", "rare"]
 Precision = Literal["float32", "bfloat16"]
+Role = Literal["test", "validation", "fresh"]
 
 ORDERS: Mapping[str, Callable[..., Order]] = {
     function.__name__: function
@@ -32,6 +33,19 @@ ORDERS: Mapping[str, Callable[..., Order]] = {
     )
 }
 """The orders of a stream by name; the keyword arguments of each function are its options."""
+
+JOINS: Mapping[Join, Mapping[str, Any]] = {
+    "continual": {},
+    "mixed": {},
+    "onset": {"lengths": "8/10/10"},
+    "recurring": {"rounds": 10},
+    "rare": {"every": 10},
+}
+"""How domains form one stream: the options of each way, with their defaults."""
+WITH_CLEAN: tuple[Join, ...] = ("onset", "rare")
+"""Joins of clean images (domain 0) and one corruption (domain 1)."""
+FRESH: Mapping[str, Any] = {"part": "shifted"}
+"""Further options of a run that shows the shifted part of an onset alone, to a fresh adapter."""
 
 
 @dataclass(frozen=True)
@@ -77,8 +91,8 @@ class Spec:
         constants: Table of the generated corruptions, ``"cifar"`` or ``"imagenet"``; ``"official"`` where the images
             come corrupted.
         stream: Name of the order of the images, one of ``ORDERS``.
-        options: Options of the order.
-        join: How several domains form one stream.
+        options: Options of the order and of the join.
+        join: How several domains form one stream, one of ``JOINS``.
         batch_size: Number of images in a batch.
         limit: Number of images that are used; None for all.
         views: Number of views that are aggregated around a method that handles no views itself; 1 for none.
@@ -140,7 +154,13 @@ class Spec:
     @property
     def domain_label(self) -> str:
         """The name of the domain in tables; for several domains, how they are joined."""
-        return self.domains[0].label if len(self.domains) == 1 else f"{self.join} ({len(self.domains)})"
+        main = self.main_domain
+        return f"{self.join} ({len(self.domains)})" if main is None else main.label
+
+    @property
+    def main_domain(self) -> Domain | None:
+        """The domain that names the run: the only one, or the one beside clean images; None for several."""
+        return self.domains[-1] if len(self.domains) == 1 or self.join in WITH_CLEAN else None
 
 
 def is_own_code(method: str) -> bool:
@@ -202,7 +222,8 @@ class Member:
     Attributes:
         recipe: Name of the recipe.
         label: Label of the line in the table.
-        role: ``"test"`` for runs that are reported, ``"validation"`` for runs that only choose parameters.
+        role: ``"test"`` for runs that are reported, ``"validation"`` for runs that only choose parameters,
+            ``"fresh"`` for fresh starts with which runs of an onset are compared.
         spec: The run.
         varies: Values of the parameters that the grid of this line varies.
         condition: What distinguishes the column beside the domain, e.g. ``{"batch_size": 8}``; often empty.
@@ -210,7 +231,7 @@ class Member:
 
     recipe: str
     label: str
-    role: Literal["test", "validation"]
+    role: Role
     spec: Spec
     varies: Mapping[str, Any] = field(default_factory=dict)
     condition: Mapping[str, Any] = field(default_factory=dict)

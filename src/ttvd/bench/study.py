@@ -1,7 +1,7 @@
 """The table of a recipe as far as its runs are done, with the setting that each rule of selection chooses."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import fmean, stdev
 from typing import Any
 
@@ -47,6 +47,7 @@ class Line:
         tried: Number of settings that were compared.
         runs: Finished runs of each column, by seed; empty while the rule cannot choose.
         pending: Number of runs, of all settings, that are missing or have failed.
+        fresh: Fresh starts on the shifted part of each onset, as ``runs``.
     """
 
     label: str
@@ -58,6 +59,7 @@ class Line:
     tried: int
     runs: Mapping[Column, tuple[Run, ...]]
     pending: int = 0
+    fresh: Mapping[Column, tuple[Run, ...]] = field(default_factory=dict)
 
     def seeds(self, columns: Iterable[Column]) -> list[int]:
         """Return the seeds for which all these columns have a run."""
@@ -160,10 +162,7 @@ def _choose(rule: Rule, members: Sequence[Member], runs: Mapping[str, Run]) -> L
         if member.spec.selection == wanted:
             cells.setdefault(tuple(sorted(member.varies.items())), []).append(member)
     best = _find_best(cells, rule, runs)
-    found: dict[Column, list[Run]] = {}
-    for member in [] if best is None else cells[best]:
-        if member.role == "test" and member.spec.key in runs:
-            found.setdefault(_place(member), []).append(runs[member.spec.key])
+    chosen = [] if best is None else cells[best]
     return Line(
         label,
         rule,
@@ -172,9 +171,19 @@ def _choose(rule: Rule, members: Sequence[Member], runs: Mapping[str, Run]) -> L
         spec.views,
         dict(best or ()),
         len(cells),
-        {column: tuple(sorted(group, key=lambda run: run.spec.seed)) for column, group in found.items()},
+        _group_runs([member for member in chosen if member.role == "test"], runs),
         sum(member.spec.key not in runs for group in cells.values() for member in group),
+        _group_runs([member for member in chosen if member.role == "fresh"], runs),
     )
+
+
+def _group_runs(members: Sequence[Member], runs: Mapping[str, Run]) -> dict[Column, tuple[Run, ...]]:
+    """The finished runs of each column, by seed."""
+    found: dict[Column, list[Run]] = {}
+    for member in members:
+        if member.spec.key in runs:
+            found.setdefault(_place(member), []).append(runs[member.spec.key])
+    return {column: tuple(sorted(group, key=lambda run: run.spec.seed)) for column, group in found.items()}
 
 
 def _find_best(cells: Mapping[Cell, Sequence[Member]], rule: Rule, runs: Mapping[str, Run]) -> Cell | None:

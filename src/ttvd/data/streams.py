@@ -6,6 +6,7 @@ arguments alone; the global generators are neither read nor changed.
 """
 
 import hashlib
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import TypeVar
@@ -16,6 +17,7 @@ import numpy.typing as npt
 Order = npt.NDArray[np.int64]
 Sample = TypeVar("Sample")
 
+Lengths = tuple[int, int, int]
 _ATTEMPTS = 100
 
 
@@ -184,9 +186,7 @@ def mixed(orders: Sequence[npt.ArrayLike], seed: int) -> Order:
     return result
 
 
-def onset(
-    clean: npt.ArrayLike, shifted: npt.ArrayLike, lengths: tuple[int, int, int] = (512, 640, 640)
-) -> Order:
+def onset(clean: npt.ArrayLike, shifted: npt.ArrayLike, lengths: Lengths = (512, 640, 640)) -> Order:
     """Let a shift come and go: clean samples (domain 0), shifted ones (domain 1), clean ones again.
 
     Args:
@@ -213,9 +213,9 @@ def draw_onset(
     seed: int,
     *,
     batch_size: int = 64,
-    fewest: tuple[int, int, int] = (4, 8, 8),
-    most: tuple[int, int, int] = (16, 16, 16),
-) -> tuple[int, int, int]:
+    fewest: Lengths = (4, 8, 8),
+    most: Lengths = (16, 16, 16),
+) -> Lengths:
     """Draw the lengths of an :func:`onset` at random, in whole batches.
 
     Args:
@@ -236,22 +236,39 @@ def draw_onset(
     return before, during, after
 
 
-def recurring(orders: Sequence[npt.ArrayLike], cycles: int) -> Order:
-    """Show the domains one after another, over and over; each cycle has the next part of each domain.
+def parse_lengths(text: str) -> tuple[Lengths, Lengths]:
+    """Read the fewest and the most batches of the three parts of an :func:`onset`, for :func:`draw_onset`.
 
-    >>> recurring([[0, 1], [5, 6]], cycles=2).tolist()
+    >>> parse_lengths("8/10/10"), parse_lengths("4-16/8-16/8")
+    (((8, 10, 10), (8, 10, 10)), ((4, 8, 8), (16, 16, 8)))
+    """
+    found = [re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", word.strip(), re.ASCII) for word in text.split("/")]
+    parts = [(int(match[1]), int(match[2] or match[1])) for match in found if match]
+    if len(found) != 3 or len(parts) != 3 or not all(1 <= low <= high for low, high in parts):
+        raise ValueError(
+            "lengths must be the batches of three parts, or ranges to draw them from, such as '8/10/10' or "
+            f"'4-16/8-16/8-16', got {text!r}"
+        )
+    (a, b), (c, d), (e, f) = parts
+    return (a, c, e), (b, d, f)
+
+
+def recurring(orders: Sequence[npt.ArrayLike], rounds: int) -> Order:
+    """Show the domains one after another, over and over; each round has the next part of each domain.
+
+    >>> recurring([[0, 1], [5, 6]], rounds=2).tolist()
     [[0, 0], [1, 5], [0, 1], [1, 6]]
     """
     checked = _check_orders(orders)
-    if not 1 <= cycles <= min(map(len, checked)):
+    if not 1 <= rounds <= min(map(len, checked)):
         raise ValueError(
-            f"cycles must be from 1 to the size of the smallest domain, {min(map(len, checked))}, got {cycles}"
+            f"rounds must be from 1 to the size of the smallest domain, {min(map(len, checked))}, got {rounds}"
         )
-    parts = [np.array_split(order, cycles) for order in checked]
+    parts = [np.array_split(order, rounds) for order in checked]
     return np.concatenate(
         [
-            np.column_stack([np.full(len(part[cycle]), domain), part[cycle]])
-            for cycle in range(cycles)
+            np.column_stack([np.full(len(part[number]), domain), part[number]])
+            for number in range(rounds)
             for domain, part in enumerate(parts)
         ]
     )

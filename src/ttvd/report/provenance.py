@@ -11,7 +11,7 @@ from ttvd.report.results import count, format_pairs, format_rule
 
 if TYPE_CHECKING:
     from ttvd.bench.spec import Run, Spec
-    from ttvd.bench.study import Column, Line
+    from ttvd.bench.study import Line
     from ttvd.report.results import Results
 
 OFFICIAL = "official"
@@ -42,10 +42,17 @@ def _describe_line(results: Results, line: Line) -> Fold:
     """Return what the runs of a line have in common, and a row for each column."""
     runs = results.runs(line)
     columns = [column for column in results.columns if line.runs.get(column)]
+    starts = [column for column in results.columns if line.fresh.get(column)]
     table = Table(
         ["column", "seeds", "error (%)", "runs", "order of the stream", "started", "seconds"],
-        [_describe_cell(column, line.runs[column]) for column in columns],
-        anchors=[results.anchor(line, column) for column in columns],
+        [
+            *(_describe_cell(column.label, line.runs[column]) for column in columns),
+            *(_describe_cell(f"{column.label}, fresh start", line.fresh[column]) for column in starts),
+        ],
+        anchors=[
+            *(results.anchor(line, column) for column in columns),
+            *(f"{results.anchor(line, column)}-fresh" for column in starts),
+        ],
         heads=True,
     )
     note = count(len(runs), "run") + (f", {line.pending} missing" if line.pending else "")
@@ -55,12 +62,12 @@ def _describe_line(results: Results, line: Line) -> Fold:
     return Fold(f"{line.label}, {format_rule(line)}", blocks, note, results.anchor(line))
 
 
-def _describe_cell(column: Column, runs: Sequence[Run]) -> list[Cell]:
+def _describe_cell(title: str, runs: Sequence[Run]) -> list[Cell]:
     errors = [100 * run.totals["error"] for run in runs]
     seconds = sum(run.facts.seconds for run in runs)
     started = min(run.facts.started for run in runs)
     return [
-        text_cell(column.label),
+        text_cell(title),
         text_cell(", ".join(str(run.spec.seed) for run in runs)),
         Cell(", ".join(f"{error:.2f}" for error in errors), sum(errors) / len(errors)),
         text_cell(", ".join(run.spec.key for run in runs)),

@@ -31,6 +31,7 @@ class Metric:
         scale: Factor for readers: 100 for shares.
         digits: Digits after the point in tables with many columns.
         note: Small print for headings.
+        signed: Whether it is a difference, which is shown with its sign.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Metric:
     scale: float = 100.0
     digits: int = 1
     note: str = ""
+    signed: bool = False
 
 
 ERROR = Metric("error", "error (%)")
@@ -45,6 +47,7 @@ ECE = Metric("ece", "ECE (%)", note="over the stream")
 BATCH_ECE = Metric("batch_ece", "batch ECE (%)", note="as some papers report it")
 NLL = Metric("nll", "NLL", 1.0, 2, "nats")
 BRIER = Metric("brier", "Brier", 1.0, 3)
+POINTS = Metric("error", "points", signed=True)
 METRICS = (ERROR, ECE, NLL, BRIER)
 
 GLOSSARY = (
@@ -136,10 +139,11 @@ class Results:
             found.setdefault(format_condition(column.condition), []).append(column)
         return found
 
-    def runs(self, line: Line, columns: Iterable[Column] | None = None) -> list[Run]:
-        """Return the runs of a line, column by column."""
-        wanted = self.columns if columns is None else columns
-        return [run for column in wanted for run in line.runs.get(column, ())]
+    def runs(self, line: Line, columns: Iterable[Column] | None = None, *, fresh: bool = False) -> list[Run]:
+        """Return the runs of a line, column by column; on request with the fresh starts of its onsets."""
+        wanted = list(self.columns if columns is None else columns)
+        groups = [line.runs, line.fresh] if fresh else [line.runs]
+        return [run for group in groups for column in wanted for run in group.get(column, ())]
 
     def all_runs(self) -> list[Run]:
         """Return the runs of all lines; a run that several lines share is listed once."""

@@ -18,6 +18,7 @@ from ttvd.bench.packed import PackedRuns
 from ttvd.bench.recipe import list_lines, parse_recipe
 from ttvd.bench.study import study
 from ttvd.files import open_atomic
+from ttvd.report.changes import list_changes
 from ttvd.report.document import (
     MISSING,
     Cell,
@@ -175,7 +176,8 @@ def make_document(results: Results, printed: Printed | None = None) -> Document:
     rules = dict.fromkeys(line.rule for line in results.lines)
     comparisons = compare_lines(results)
     sections = [
-        *_table_sections(results, comparisons, printed),
+        *_table_sections(results, printed),
+        *_comparison_sections(results, comparisons),
         *_figure_sections(results, comparisons),
         Section("How settings are chosen", "rules", [Terms([(rule, RULES[rule]) for rule in rules])]),
     ]
@@ -188,14 +190,19 @@ def _provenance(results: Results, runs: Sequence[Run]) -> Provenance:
     return Provenance(format_command(results), facts)
 
 
-def _table_sections(
-    results: Results, comparisons: Sequence[PairedComparison], printed: Printed | None
-) -> list[Section]:
+def _table_sections(results: Results, printed: Printed | None) -> list[Section]:
     lines, sections = results.lines, list[Section]()
 
-    def add(title: str, table: Table, text: str, columns: Sequence[Column] | None = None) -> None:
+    def add(
+        title: str,
+        table: Table,
+        text: str,
+        columns: Sequence[Column] | None = None,
+        *,
+        fresh: bool = False,
+    ) -> None:
         """Add a section with a table, below the provenance of its runs."""
-        runs = {id(run): run for line in lines for run in results.runs(line, columns)}
+        runs = {id(run): run for line in lines for run in results.runs(line, columns, fresh=fresh)}
         provenance = _provenance(results, list(runs.values()))
         sections.append(Section(title, "", [provenance, add_caption(table, lines, text)]))
 
@@ -208,6 +215,8 @@ def _table_sections(
         for metric, name in SHOWN.items():
             add(f"{name}: rules side by side", rules_table(results, metric), describe_metric(metric))
     add("All lines", summary_table(results), "Means over all columns.")
+    for change in list_changes(results):
+        add(change.title, change.table, change.text, change.columns, fresh=True)
     if len(conditions) > 1:
         for metric, name in SHOWN.items():
             add(f"{name} by condition", condition_table(results, metric), describe_metric(metric))
@@ -223,10 +232,14 @@ def _table_sections(
         if visits is not None:
             text = "Error in each domain in per cent."
             add(f"Domain after domain: {column.label}", visits, text, [column])
-    if comparisons:
-        table = replace(comparison_table(results, comparisons), caption=COMPARISONS)
-        sections.append(Section("Paired comparisons", "", [_provenance(results, results.all_runs()), table]))
     return sections
+
+
+def _comparison_sections(results: Results, comparisons: Sequence[PairedComparison]) -> list[Section]:
+    if not comparisons:
+        return []
+    table = replace(comparison_table(results, comparisons), caption=COMPARISONS)
+    return [Section("Paired comparisons", "", [_provenance(results, results.all_runs()), table])]
 
 
 _ABOUT_PAPER = (

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from ttvd.bench.figures import name_figures
 from ttvd.bench.study import study
+from ttvd.report.changes import list_changes
 from ttvd.report.document import Block, Code, Document, Facts, Fold, Notice, Part, Section, Table, Terms, Text
 from ttvd.report.figures import draw_figures
 from ttvd.report.provenance import (
@@ -67,6 +68,7 @@ READING = (
     "Press a heading to sort by it; press a number, or hover over it, to see the runs that it is made of. "
     "The rule that chose a line's setting always stands beside its name."
 )
+_MOST_COUNTS = 3  # lengths of streams that a sentence lists
 COMPARISONS = (
     "Difference in error to the reference on the same batches, negative: fewer errors. Intervals: bootstrap over "
     "batches, as pairs and within each run. They speak of these streams and these source models, not of others, and "
@@ -264,7 +266,7 @@ def describe_study(results: Results) -> str:
     seeds = sorted({spec.seed for spec in specs})
     streams = sorted({spec.stream for spec in specs})
     origin = ", ".join(sorted({format_corruptions(spec) for spec in specs}))
-    visited = f" in one stream ({', '.join(joined)})" if joined else ""
+    visited = ", ".join(f" {_VISITS.get(join, 'in one stream')} ({join})" for join in joined)
     parts = [count(domains, "domain") + visited, count(len(study.lines), "line"), count(len(seeds), "seed")]
     return (
         f"Data set {', '.join(sorted({spec.data for spec in specs}))}, {_count_images(runs)} images in each stream, "
@@ -273,15 +275,28 @@ def describe_study(results: Results) -> str:
     )
 
 
+_VISITS = {
+    "onset": "with clean images before and after each shift",
+    "rare": "with rare batches among clean images",
+    "recurring": "over and over in one stream",
+}
+
+
 def _count_images(runs: Sequence[Run]) -> str:
     """Return the number of images of a stream; both numbers if oracles saw another one."""
     counts: dict[bool, set[int]] = {False: set(), True: set()}
     for run in runs:
         counts[run.spec.selection == "oracle"].add(int(run.record.sizes().sum()))
-    usual, oracle = (" or ".join(f"{n:,}" for n in sorted(counts[kind])) for kind in (False, True))
+    usual, oracle = (_list_counts(sorted(counts[kind])) for kind in (False, True))
     if not usual or not oracle or usual == oracle:
         return usual or oracle
     return f"{usual} (oracle lines: {oracle})"
+
+
+def _list_counts(counts: Sequence[int]) -> str:
+    if len(counts) > _MOST_COUNTS:
+        return f"{counts[0]:,} to {counts[-1]:,}"
+    return " or ".join(f"{number:,}" for number in counts)
 
 
 def list_gaps(results: Results) -> list[Notice]:
@@ -301,9 +316,11 @@ def list_gaps(results: Results) -> list[Notice]:
 def _list_tables(results: Results) -> list[Block]:
     conditions = results.conditions()
     if len(conditions) == 1:
-        return [*_by_domain(results, results.columns, results.study.recipe.name), *_by_visit(results)]
+        tables = _by_domain(results, results.columns, results.study.recipe.name)
+        return [*_by_change(results), *tables, *_by_visit(results)]
     text = "Means over the domains of each condition."
-    parts: list[Block] = [
+    parts = _by_change(results)
+    parts += [
         Part(
             f"{name_metric(metric)} by condition",
             [add_caption(condition_table(results, metric), results.lines, text)],
@@ -338,6 +355,14 @@ def _by_visit(results: Results) -> list[Block]:
         Part(f"Domain after domain: {column.label}", [add_caption(table, results.lines, text)])
         for column, table in found
         if table is not None
+    ]
+
+
+def _by_change(results: Results) -> list[Block]:
+    """Return the tables of streams whose shift comes and goes."""
+    return [
+        Part(change.title, [add_caption(change.table, results.lines, change.text)])
+        for change in list_changes(results)
     ]
 
 

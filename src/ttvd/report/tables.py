@@ -98,8 +98,8 @@ def continual_table(results: Results, column: Column) -> Table | None:
             errors = [part.compute()["error"] for part in parts]
             spread = statistics.stdev(errors) if len(errors) > 1 else None
             value = Value(statistics.fmean(errors), spread, True) if errors else None
-            cells.append(_value_cell(results, line, [column], value, ERROR))
-        columns.append(_mark_best(cells, results.lines))
+            cells.append(value_cell(results, line, [column], value, ERROR))
+        columns.append(mark_best(cells, results.lines))
     name = f"{results.study.recipe.name}-domains"
     return line_table(results, columns, [domain.label for domain in domains], name)
 
@@ -180,10 +180,10 @@ def line_table(
 def metric_cells(results: Results, columns: Sequence[Column], metric: Metric) -> list[Cell]:
     """Return the cells of all lines; the best are marked."""
     cells = [
-        _value_cell(results, line, columns, results.value(line, columns, metric.name), metric)
+        value_cell(results, line, columns, results.value(line, columns, metric.name), metric)
         for line in results.lines
     ]
-    return _mark_best(cells, results.lines)
+    return mark_best(cells, results.lines)
 
 
 def cells_by_line(results: Results, metric: Metric) -> dict[int, Cell]:
@@ -192,19 +192,21 @@ def cells_by_line(results: Results, metric: Metric) -> dict[int, Cell]:
     return dict(zip(map(id, results.lines), cells, strict=True))
 
 
-def _value_cell(
+def value_cell(
     results: Results, line: Line, columns: Sequence[Column], value: Value | None, metric: Metric
 ) -> Cell:
+    """Return the cell of a mean over seeds, which links to the runs of the line."""
     if value is None:
         return MISSING
-    text = f"{metric.scale * value.mean:.{metric.digits}f}"
+    sign = "+z" if metric.signed else ""
+    text = f"{metric.scale * value.mean:{sign}.{metric.digits}f}"
     spread = "" if value.spread is None else f"±{metric.scale * value.spread:.{metric.digits}f}"
     link = results.anchor(line, columns[0] if len(columns) == 1 else None)
     mark = "" if value.complete else " †"
     return Cell(text + mark, metric.scale * value.mean, note=spread, link=f"#{link}")
 
 
-def _mark_best(cells: Sequence[Cell], lines: Sequence[Line]) -> list[Cell]:
+def mark_best(cells: Sequence[Cell], lines: Sequence[Line]) -> list[Cell]:
     """Mark the lowest number of all lines but oracles, and the lowest among lines that use no labels."""
     marked = list(cells)
     candidates = [n for n, line in enumerate(lines) if line.rule != "oracle"]

@@ -45,6 +45,7 @@ def draw_slices(facts: Description, arrays: Mapping[str, Any]) -> list[Figure]:
         f"{view.describe_confusion('source', 'civd')}, {joint['bn']:.0%} with statistics of the batch, "
         f"{joint['ttvd']:.0%} with steps of TTVD."
     )
+    rate = "its default learning rate" if facts["lr"] is None else f"learning rate {facts['lr']:g}"
     corners = view.sites.sites.numpy()
     apart = np.linalg.norm(corners - np.roll(corners, 1, axis=0), axis=1).mean()
     details = (
@@ -54,7 +55,7 @@ def draw_slices(facts: Description, arrays: Mapping[str, Any]) -> list[Figure]:
         f"plane on average, the sites {apart:.1f} from each other. VD, PD and PD of all sites: the nearest site, of "
         f"the last among the pairs of class and rotation; its panel counts the mistakes of CIPD, whose cells are not "
         f"drawn. CIVD: joint influence with exponent {facts['gamma']:g}. Cells on {RESOLUTION} x {RESOLUTION} points. "
-        f"TTVD with learning rate {facts['lr']:g}."
+        f"TTVD with {rate}."
     )
     rows = (
         PanelRow(
