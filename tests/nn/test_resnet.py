@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from ttvd.nn.normalize import CIFAR10_MEAN, CIFAR10_STD, Normalize
-from ttvd.nn.resnet import BasicBlock, ResNet, resnet26
+from ttvd.nn.resnet import BasicBlock, PaddedShortcut, ResNet, resnet20, resnet26
 from ttvd.nn.resnet_imagenet import resnet18, resnet50
 from ttvd.nn.rotation import RotationHead, RotationNet
 from ttvd.nn.split import split
@@ -146,3 +146,30 @@ def test_rotation_net_shares_the_trunk_alone() -> None:
     net.eval()
     assert torch.equal(net(x), net.model(x))
     assert split(net).linear is net.model.fc
+
+
+def test_resnet20_has_shortcuts_without_weights() -> None:
+    model = resnet20(10)
+    assert count(model) == 269_722
+    assert sum(isinstance(m, nn.Conv2d) for m in model.modules()) == 19
+    assert model(torch.rand(2, 3, 32, 32)).shape == (2, 10)
+    assert split(model).linear is model.fc
+    x = torch.rand(2, 3, 5, 5)
+    padded = PaddedShortcut(3, 6)(x)
+    assert torch.equal(padded[:, 1:4], x[:, :, ::2, ::2])
+    assert padded[:, [0, 4, 5]].abs().max() == 0
+
+
+def test_stride_and_eps_of_resnet50() -> None:
+    torch.manual_seed(0)
+    usual, first = resnet50(2), resnet50(2, stride_first=True, eps=1e-3)
+    assert {name: value.shape for name, value in usual.state_dict().items()} == {
+        name: value.shape for name, value in first.state_dict().items()
+    }
+    for model, strides in ((usual, (1, 2)), (first, (2, 1))):
+        for stage in (2, 3, 4):
+            convs = [model.get_submodule(f"layer{stage}.0.conv{i}") for i in (1, 2)]
+            assert tuple(m.stride[0] for m in convs if isinstance(m, nn.Conv2d)) == strides
+    assert {m.eps for m in usual.modules() if isinstance(m, nn.BatchNorm2d)} == {1e-5}
+    assert {m.eps for m in first.modules() if isinstance(m, nn.BatchNorm2d)} == {1e-3}
+    assert first(torch.rand(1, 3, 40, 40)).shape == (1, 2)

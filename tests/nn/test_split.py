@@ -4,11 +4,12 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 import ttvd
 from ttvd.nn.resnet import ResNet
-from ttvd.nn.split import evaluating, shared_copy, split
+from ttvd.nn.split import evaluating, shared_copy, split, with_linear_head
 
 
 class Unordered(nn.Module):
@@ -47,7 +48,7 @@ def test_head_is_found_by_running_the_model() -> None:
 def test_without_an_example_a_wrong_guess_is_caught_at_the_first_use() -> None:
     parts = split(Unordered())
     assert parts.head_name == "embed"
-    with pytest.raises(ValueError, match="Pass head="):
+    with pytest.raises(ValueError, match=r"Write model = ttvd.split\(model, head='classify'\)"):
         parts.features(torch.rand(2, 1, 2, 2))
     assert split(Unordered(), head="classify").features(torch.rand(2, 1, 2, 2)).shape == (2, 5)
 
@@ -70,9 +71,9 @@ def test_timm_models(name: str) -> None:
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        (Scaled(), "differs from model"),
-        (nn.Sequential(nn.Flatten(), nn.ReLU()), "no nn.Linear"),
-        (nn.Sequential(nn.Conv2d(1, 3, 1)), "no nn.Linear"),
+        (Scaled(), "does not map features z to the logits.*Pass head=.*linear layers are: fc"),
+        (nn.Sequential(nn.Flatten(), nn.ReLU()), "no nn.Linear.*Pass head="),
+        (nn.Sequential(nn.Conv2d(1, 3, 1)), "no nn.Linear.*Pass head="),  # it does not average over positions
     ],
 )
 def test_what_cannot_be_split_is_refused(model: nn.Module, message: str) -> None:
@@ -146,10 +147,108 @@ def test_of_two_heads_the_one_of_the_output_is_used_and_the_other_named(both: bo
     with pytest.warns(UserWarning, match="'fine' is used.*head='coarse'"):
         assert split(net, x).head_name == "fine"
     assert split(net, x, head="fine").head_name == "fine"  # without a warning
-    with pytest.raises(ValueError, match="'coarse' does not map"):
+    with pytest.raises(ValueError, match=r"'coarse' does not map.*The head is 'fine'"):
         split(net, x, head="coarse")
-    with pytest.raises(ValueError, match="Pass head="):
+    with pytest.raises(ValueError, match=r"The head is 'fine'. Write model = ttvd.split"):
         split(net).features(x)  # the last one registered, until it is used
+
+
+class Mixed(nn.Module):
+    """Averages two heads, as distilled transformers do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head, self.head_dist = nn.Linear(4, 3), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = x.flatten(1)
+        return (self.head(z) + self.head_dist(z.flip(1))) / 2  # type: ignore[no-any-return]
+
+
+def test_a_mix_of_heads_is_refused_and_the_heads_are_named() -> None:
+    for example in (None, torch.rand(2, 1, 2, 2)):
+        with pytest.raises(ValueError, match=r"'head' and 'head_dist' have as many.*Wrap the model"):
+            split(Mixed(), example).features(torch.rand(2, 1, 2, 2))
+
+
+def do_as_told(error: Exception, model: nn.Module, images: Tensor) -> Any:
+    """Run the line of a message, and return the model."""
+    names = {"model": model, "images": images}
+    exec(str(error).split("Write ")[1], names)  # noqa: S102 - our own message
+    return names["model"]
+
+
+class ConvHead(nn.Module):
+    """A 1 x 1 convolution as head, with the average over positions before or after it."""
+
+    def __init__(self, after: str, bias: bool = True) -> None:
+        super().__init__()
+        self.stem, self.classify = nn.Conv2d(1, 5, 3), nn.Conv2d(5, 3, 1, bias=bias)
+        self.gate, self.after = (
+            nn.Linear(5, 5),
+            after,
+        )  # a linear layer that is no head, as in squeeze-and-excitation
+
+    def forward(self, x: Tensor) -> Tensor:
+        maps = self.stem(x)
+        maps = maps * self.gate(maps.mean((2, 3))).sigmoid()[:, :, None, None]
+        if self.after == "pool":
+            return self.classify(maps).mean((2, 3))  # type: ignore[no-any-return]
+        if self.after == "relu":
+            return self.classify(maps).relu().mean((2, 3))  # type: ignore[no-any-return]
+        return self.classify(maps.mean((2, 3), keepdim=True)).flatten(1)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("after", ["pool", "nothing"])
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_head_of_convolutions_becomes_a_linear_one_by_the_line_in_the_message(
+    after: str, bias: bool
+) -> None:
+    net, images = ConvHead(after, bias), torch.rand(6, 1, 6, 6)
+    with pytest.raises(ValueError, match="is a 1 x 1 convolution") as info:
+        split(net, images)
+    model = do_as_told(info.value, net, images)
+    torch.testing.assert_close(model(images), net(images))
+    parts = split(model, images)
+    assert parts.head_name == "classify.2"
+    torch.testing.assert_close(parts.head(parts.features(images)), net(images))
+    assert isinstance(net.classify, nn.Conv2d)
+
+
+def test_what_is_no_linear_head_is_not_made_one() -> None:
+    net, images = ConvHead("relu"), torch.rand(2, 1, 6, 6)
+    with pytest.raises(ValueError, match="computes something else"):
+        with_linear_head(net, "classify", images)
+    with pytest.raises(ValueError, match="'stem' is no 1 x 1 convolution"):
+        with_linear_head(net, "stem", images)
+    with pytest.raises(ValueError, match=r"with_linear_head.*'1'"):
+        split(nn.Sequential(nn.Conv2d(1, 4, 3), nn.Conv2d(4, 3, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten()))
+
+
+class Cosine(nn.Linear):
+    def forward(self, z: Tensor) -> Tensor:
+        return 16 * F.linear(F.normalize(z), F.normalize(self.weight))
+
+
+def test_a_cosine_head_becomes_a_linear_one_by_the_line_in_the_message() -> None:
+    """Its own forward is not W z + b, so its weights are not the sites of the logits."""
+    images = torch.rand(6, 1, 2, 2)
+    net = nn.Sequential(nn.Flatten(), nn.Linear(4, 5), nn.ReLU(), Cosine(5, 3, bias=False))
+    expected = net(images)
+    with pytest.raises(ValueError, match=r"cosine head of scale 16.*Write ") as info:
+        split(net, images)
+    do_as_told(info.value, net, images)
+    torch.testing.assert_close(net(images), expected)
+    parts = split(net, images)
+    assert parts.head_name == "3.1"
+    z = parts.features(images)
+    torch.testing.assert_close(F.linear(z, parts.linear.weight), expected)
+    torch.testing.assert_close(z.norm(dim=1), torch.full((6,), 16.0))
+
+
+def test_of_a_head_of_several_layers_the_last_one_counts() -> None:
+    net = nn.Sequential(nn.Flatten(), nn.Linear(4, 8), nn.GELU(), nn.Dropout(), nn.Linear(8, 3)).train()
+    assert split(net, torch.rand(2, 1, 2, 2)).head_name == "4"
 
 
 def test_split_leaves_flags_and_hooks_alone() -> None:

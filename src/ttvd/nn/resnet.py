@@ -9,20 +9,21 @@ import math
 from collections.abc import Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ttvd.nn.instance_norm import InstanceAwareBatchNorm2d
 from ttvd.nn.normalize import CIFAR10_MEAN, CIFAR10_STD, Normalize
 
 
-def make_norm(norm: str, channels: int) -> nn.Module:
+def make_norm(norm: str, channels: int, eps: float = 1e-5) -> nn.Module:
     """Make a norm: ``batch``, ``instance-aware`` or ``group`` (with eight groups, as in TTAB and TTT)."""
     if norm == "batch":
-        return nn.BatchNorm2d(channels)
+        return nn.BatchNorm2d(channels, eps)
     if norm == "group":
-        return nn.GroupNorm(8, channels)
+        return nn.GroupNorm(8, channels, eps)
     if norm == "instance-aware":
-        return InstanceAwareBatchNorm2d(channels)
+        return InstanceAwareBatchNorm2d(channels, eps=eps)
     raise ValueError(f"norm must be 'batch', 'group' or 'instance-aware', got {norm!r}")
 
 
@@ -44,6 +45,28 @@ class BasicBlock(nn.Module):
         """Map feature maps of ``inputs`` channels to feature maps of ``outputs`` channels."""
         y = torch.relu(self.norm1(self.conv1(x)))
         return torch.relu(self.norm2(self.conv2(y)) + self.shortcut(x))
+
+
+class PaddedShortcut(nn.Module):
+    """A shortcut without weights: every second row and column, between channels of zeros (He et al.'s option A).
+
+    Args:
+        inputs: Number of input channels.
+        outputs: Number of output channels.
+
+    Example:
+        >>> PaddedShortcut(1, 3)(torch.ones(1, 1, 2, 2)).flatten()
+        tensor([0., 1., 0.])
+    """
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        before = (outputs - inputs) // 2
+        self.channels = (before, outputs - inputs - before)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map feature maps of ``inputs`` channels to feature maps of ``outputs`` channels and half the size."""
+        return F.pad(x[..., ::2, ::2], (0, 0, 0, 0, *self.channels))
 
 
 class ResNet(nn.Module):
@@ -172,3 +195,23 @@ def resnet26(
         std=usual[1] if std is None else std,
         generator=generator,
     )
+
+
+def resnet20(
+    num_classes: int,
+    *,
+    mean: Sequence[float] = CIFAR10_MEAN,
+    std: Sequence[float] = CIFAR10_STD,
+    generator: torch.Generator | None = None,
+) -> ResNet:
+    """Build the ResNet-20 of He et al. (2016): three blocks a stage, shortcuts without weights, a head with bias.
+
+    Example:
+        >>> sum(p.numel() for p in resnet20(10).parameters())
+        269722
+    """
+    model = ResNet(num_classes, blocks=(3, 3, 3), bias=True, mean=mean, std=std, generator=generator)
+    for block in model.modules():
+        if isinstance(block, BasicBlock) and not isinstance(block.shortcut, nn.Identity):
+            block.shortcut = PaddedShortcut(block.conv1.in_channels, block.conv1.out_channels)
+    return model

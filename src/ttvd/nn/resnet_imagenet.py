@@ -14,7 +14,7 @@ from ttvd.nn.resnet import make_norm
 
 
 class Block(nn.Module):
-    """A basic block (two 3 x 3 convolutions) or a bottleneck (1 x 1, 3 x 3 with the stride, 1 x 1).
+    """A basic block (two 3 x 3 convolutions) or a bottleneck (1 x 1, 3 x 3, 1 x 1).
 
     Args:
         inputs: Number of input channels.
@@ -22,23 +22,36 @@ class Block(nn.Module):
         stride: Stride of the block.
         expansion: Ratio of output channels to ``width``: 1 for the basic block, 4 for the bottleneck.
         norm: Kind of norm: ``batch``, ``group`` or ``instance-aware``.
+        eps: Constant that the norms add to variances.
+        stride_first: Whether a bottleneck has its stride in the first 1 x 1 convolution, not in the 3 x 3.
     """
 
-    def __init__(self, inputs: int, width: int, stride: int, expansion: int, norm: str = "batch") -> None:
+    def __init__(
+        self,
+        inputs: int,
+        width: int,
+        stride: int,
+        expansion: int,
+        norm: str = "batch",
+        *,
+        eps: float = 1e-5,
+        stride_first: bool = False,
+    ) -> None:
         super().__init__()
         outputs = width * expansion
         if expansion == 1:
             shapes = [(inputs, width, 3, stride), (width, width, 3, 1)]
         else:
-            shapes = [(inputs, width, 1, 1), (width, width, 3, stride), (width, outputs, 1, 1)]
+            first, second = (stride, 1) if stride_first else (1, stride)
+            shapes = [(inputs, width, 1, first), (width, width, 3, second), (width, outputs, 1, 1)]
         self.depth = len(shapes)
         for i, (channels, filters, size, step) in enumerate(shapes, 1):
             self.add_module(f"conv{i}", nn.Conv2d(channels, filters, size, step, size // 2, bias=False))
-            self.add_module(f"bn{i}", make_norm(norm, filters))
+            self.add_module(f"bn{i}", make_norm(norm, filters, eps))
         self.downsample: nn.Module | None = None
         if stride != 1 or inputs != outputs:
             projection = nn.Conv2d(inputs, outputs, 1, stride, bias=False)
-            self.downsample = nn.Sequential(projection, make_norm(norm, outputs))
+            self.downsample = nn.Sequential(projection, make_norm(norm, outputs, eps))
 
     def forward(self, x: Tensor) -> Tensor:
         """Map feature maps of ``inputs`` channels to feature maps of ``width * expansion`` channels."""
@@ -57,6 +70,9 @@ class ImageNetResNet(nn.Module):
         blocks: Number of blocks of each of the four stages.
         expansion: 1 for basic blocks, 4 for bottlenecks.
         norm: Kind of norm: ``batch``, ``group`` or ``instance-aware`` (which NOTE needs).
+        eps: Constant that the norms add to variances.
+        stride_first: Whether bottlenecks have their stride in the first 1 x 1 convolution, as He et al. (2016) and
+            Keras have it; torchvision has it in the 3 x 3.
         mean: Mean of each input channel; not part of ``state_dict()``.
         std: Standard deviation of each input channel; not part of ``state_dict()``.
         generator: Random generator of the convolutions' initial weights; torch's global generator unless given.
@@ -69,6 +85,8 @@ class ImageNetResNet(nn.Module):
         blocks: Sequence[int] = (2, 2, 2, 2),
         expansion: int = 1,
         norm: str = "batch",
+        eps: float = 1e-5,
+        stride_first: bool = False,
         mean: Sequence[float] = IMAGENET_MEAN,
         std: Sequence[float] = IMAGENET_STD,
         generator: torch.Generator | None = None,
@@ -76,13 +94,16 @@ class ImageNetResNet(nn.Module):
         super().__init__()
         self.normalize = Normalize(3, mean, std, persistent=False)
         self.conv1 = nn.Conv2d(3, 64, 7, 2, 3, bias=False)
-        self.bn1 = make_norm(norm, 64)
+        self.bn1 = make_norm(norm, 64, eps)
         self.maxpool = nn.MaxPool2d(3, 2, 1)
         inputs = 64
         for i, (width, count) in enumerate(zip((64, 128, 256, 512), blocks, strict=True)):
             stage = nn.Sequential()
             for j in range(count):
-                stage.append(Block(inputs, width, 2 if i > 0 and j == 0 else 1, expansion, norm))
+                stride = 2 if i > 0 and j == 0 else 1
+                stage.append(
+                    Block(inputs, width, stride, expansion, norm, eps=eps, stride_first=stride_first)
+                )
                 inputs = width * expansion
             self.add_module(f"layer{i + 1}", stage)
         self.num_features = inputs
@@ -126,7 +147,24 @@ def resnet18(
 
 
 def resnet50(
-    num_classes: int = 1000, *, norm: str = "batch", generator: torch.Generator | None = None
+    num_classes: int = 1000,
+    *,
+    norm: str = "batch",
+    eps: float = 1e-5,
+    stride_first: bool = False,
+    mean: Sequence[float] = IMAGENET_MEAN,
+    std: Sequence[float] = IMAGENET_STD,
+    generator: torch.Generator | None = None,
 ) -> ImageNetResNet:
-    """Build a ResNet-50 with the stride in the 3 x 3 convolution (25.6 million parameters)."""
-    return ImageNetResNet(num_classes, blocks=(3, 4, 6, 3), expansion=4, norm=norm, generator=generator)
+    """Build a ResNet-50 (25.6 million parameters); :class:`ImageNetResNet` describes the arguments."""
+    return ImageNetResNet(
+        num_classes,
+        blocks=(3, 4, 6, 3),
+        expansion=4,
+        norm=norm,
+        eps=eps,
+        stride_first=stride_first,
+        mean=mean,
+        std=std,
+        generator=generator,
+    )

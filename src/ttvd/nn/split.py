@@ -20,7 +20,10 @@ M = TypeVar("M", bound=nn.Module)
 
 _COMPILED = "_orig_mod"
 """Where the wrapper of ``torch.compile`` has the original model."""
-_HINT = "Pass head='dotted.name' of the last nn.Linear, or wrap the model so that it returns logits (b, k)."
+_HINT = (
+    "Pass head='dotted.name' of the last nn.Linear: model = ttvd.split(model, head='dotted.name'). Or wrap the model "
+    "so that it returns logits (b, k)."
+)
 
 
 class SplitModel(nn.Module):
@@ -61,7 +64,7 @@ class SplitModel(nn.Module):
         finally:
             hook.remove()
         if not self._verified:
-            self._verify(inputs, logits)
+            self._verify(inputs, logits, x)
         z = upcast(inputs[-1])
         if logits.dtype.itemsize < 4:  # compute the logits of a half-precision head again, in full precision
             weight, bias = self.linear.weight, self.linear.bias
@@ -126,28 +129,24 @@ class SplitModel(nn.Module):
         return self
 
     @torch.no_grad()
-    def _verify(self, inputs: list[Tensor], logits: Tensor) -> None:
+    def _verify(self, inputs: list[Tensor], logits: Tensor, x: Tensor) -> None:
         """Raise a ValueError unless the head maps its input to the logits."""
-        names = [name for name, layer in self.model.named_modules() if isinstance(layer, nn.Linear)]
-        hint = f"{_HINT} The last linear layers are: {', '.join(names[-5:])}."
         if logits.ndim != 2:
             raise ValueError(
-                f"a classifier must return logits of shape (b, k), got {tuple(logits.shape)}. {hint}"
+                f"a classifier must return logits of shape (b, k), got {tuple(logits.shape)}. {_HINT}"
             )
         if not inputs:
-            raise ValueError(f"layer {self.head_name!r} was not used in the forward pass. {hint}")
-        z = inputs[-1]
-        again = self.head(z.to(self.linear.weight.dtype)) if z.ndim == 2 else z
-        if z.ndim != 2 or not torch.equal(again.isfinite(), logits.isfinite()):
-            raise ValueError(f"layer {self.head_name!r} does not map features (b, d) to the logits. {hint}")
-        gap = (again.float() - logits.float()).nan_to_num().abs().max().item()
-        rounding = max(1e-3, 4 * torch.finfo(logits.dtype).eps)
-        if gap > rounding * (1.0 + logits.float().nan_to_num().abs().max().item()):
-            raise ValueError(
-                f"head(features(x)) differs from model(x) by {gap:.3g}: layer {self.head_name!r} is not the last "
-                f"one. {hint}"
+            problem = f"layer {self.head_name!r} was not used in the forward pass"
+        elif inputs[-1].ndim != 2:
+            problem = f"layer {self.head_name!r} does not map features (b, d) to the logits"
+        elif not _agree(_apply(self.linear, inputs[-1]), logits):
+            problem = (
+                f"layer {self.head_name!r} does not map features z to the logits: they differ from W z + b"
             )
-        self._verified = True
+        else:
+            self._verified = True
+            return
+        raise ValueError(f"{problem}. {_advise(self.model, x)}")
 
 
 def split(model: nn.Module, example: Tensor | None = None, *, head: str | None = None) -> SplitModel:
@@ -177,7 +176,7 @@ def split(model: nn.Module, example: Tensor | None = None, *, head: str | None =
             )
         name = head
     elif not linears:
-        raise ValueError(f"no nn.Linear found in {type(model).__name__}. {_HINT}")
+        raise ValueError(f"no nn.Linear found in {type(model).__name__}. {_advise_without(model, example)}")
     else:
         name = _named_classifier(model, linears) or _find_head(model, linears, example)
     found = SplitModel(model, name)
@@ -198,25 +197,15 @@ def _find_head(model: nn.Module, linears: Mapping[str, nn.Linear], example: Tens
     """Return the linear layer whose output the model returns for an example, else the last registered one."""
     if example is None:
         return list(linears)[-1]
-    calls: dict[str, tuple[Tensor, Tensor]] = {}
-
-    def record(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> None:
-        calls.pop(name, None)  # the order is that of the last calls
-        calls[name] = _first_input(args, kwargs), output
-
-    hooks = [
-        layer.register_forward_hook(lambda _, a, k, out, n=name: record(n, a, k, out), with_kwargs=True)
-        for name, layer in linears.items()
-    ]
-    try:
-        with evaluating(model), torch.no_grad():
-            logits = unwrap_output(model(example))
-    finally:
-        for hook in hooks:
-            hook.remove()
+    calls, logits = _record_calls(model, linears, example)
     if not calls:
-        raise ValueError(f"no nn.Linear was used in the forward pass of {type(model).__name__}. {_HINT}")
-    head = next((name for name, (_, output) in reversed(calls.items()) if output is logits), list(calls)[-1])
+        raise ValueError(
+            f"no nn.Linear was used in the forward pass of {type(model).__name__}. {_advise(model, example)}"
+        )
+    ordered = [*reversed(calls.items())]
+    same = [name for name, (_, output) in ordered if output is logits]
+    equal = [name for name, (_, output) in ordered if _agree(output, logits)]
+    head = (same or equal or [ordered[0][0]])[0]
     others = [name for name, (z, _) in calls.items() if z is calls[head][0] and name != head]
     if others:
         warnings.warn(
@@ -227,6 +216,173 @@ def _find_head(model: nn.Module, linears: Mapping[str, nn.Linear], example: Tens
             stacklevel=3,
         )
     return head
+
+
+Calls = dict[str, tuple[Tensor, Tensor]]
+"""Input and output of the last call of each layer, by name, in the order of these calls."""
+
+
+def _record_calls(model: nn.Module, layers: Mapping[str, nn.Module], x: Tensor) -> tuple[Calls, Tensor]:
+    """Forward images, and return the calls of some layers and the logits."""
+    calls: Calls = {}
+
+    def record(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> None:
+        calls.pop(name, None)  # the order is that of the last calls
+        calls[name] = _first_input(args, kwargs), output
+
+    hooks = [
+        layer.register_forward_hook(lambda _, a, k, out, n=name: record(n, a, k, out), with_kwargs=True)
+        for name, layer in layers.items()
+    ]
+    try:
+        with evaluating(model), torch.no_grad():
+            logits = unwrap_output(model(x))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return calls, logits
+
+
+def _apply(layer: nn.Linear, z: Tensor) -> Tensor:
+    """Return W z + b, whatever the layer itself does."""
+    with torch.autocast(z.device.type, enabled=False):
+        return F.linear(z.to(layer.weight.dtype), layer.weight, layer.bias)
+
+
+def _agree(found: Tensor, logits: Tensor) -> bool:
+    """Return whether two tensors are equal but for rounding."""
+    if found.shape != logits.shape or not torch.equal(found.isfinite(), logits.isfinite()):
+        return False
+    gap = (found.float() - logits.float()).nan_to_num().abs().max().item()
+    coarse = torch.is_autocast_enabled(logits.device.type)
+    rounding = max(1e-3, 4 * torch.finfo(torch.bfloat16 if coarse else logits.dtype).eps)
+    # Not relative to 1: heads that were just initialised have tiny logits.
+    return bool(gap <= rounding * (0.01 + logits.float().nan_to_num().abs().max().item()))
+
+
+def _advise(model: nn.Module, x: Tensor) -> str:
+    """Say what to write for a model whose head is not what was thought, judged by the calls of its layers."""
+    kinds = {name: m for name, m in model.named_modules() if isinstance(m, nn.Linear | nn.Conv2d)}
+    calls, logits = _record_calls(model, kinds, x)
+    heads: list[str] = []
+    for name, (z, output) in reversed(calls.items()):
+        layer = kinds[name]
+        if isinstance(layer, nn.Conv2d):
+            if _is_pointwise(layer) and _agree(output.mean((-2, -1)), logits):
+                return (
+                    f"The head {name!r} is a 1 x 1 convolution. Write from ttvd.nn import with_linear_head; "
+                    f"model = with_linear_head(model, {name!r}, images[:2])"
+                )
+            continue
+        if z.ndim != 2 or layer.out_features != logits.shape[1]:
+            continue
+        if _agree(_apply(layer, z), logits):
+            return f"The head is {name!r}. Write model = ttvd.split(model, head={name!r})."
+        cosines = F.linear(F.normalize(z), F.normalize(layer.weight))
+        scale = ((cosines * logits).sum() / cosines.square().sum().clamp_min(1e-12)).item()
+        if _agree(scale * cosines, logits) and scale > 0:
+            return (
+                f"The head {name!r} is a cosine head of scale {scale:.6g}. Write from ttvd.nn import cosine_head; "
+                f"model.set_submodule({name!r}, cosine_head(model.get_submodule({name!r}).weight, {scale:.6g}))"
+            )
+        heads.append(name)
+    names = [name for name in calls if isinstance(kinds[name], nn.Linear)]
+    if len(heads) > 1:
+        return (
+            f"{' and '.join(map(repr, reversed(heads)))} have as many outputs as the model, which returns a mix of "
+            "them. Wrap the model so that it returns the output of one of them."
+        )
+    return f"{_HINT} The last linear layers are: {', '.join(names[-5:]) or 'none'}."
+
+
+def _advise_without(model: nn.Module, example: Tensor | None) -> str:
+    """Say what to write for a model that has no linear layer."""
+    if example is not None:
+        return _advise(model, example)
+    convs = [name for name, m in model.named_modules() if isinstance(m, nn.Conv2d) and _is_pointwise(m)]
+    if not convs:
+        return _HINT
+    return (
+        f"If the 1 x 1 convolution {convs[-1]!r} is the head, write from ttvd.nn import with_linear_head; "
+        f"model = with_linear_head(model, {convs[-1]!r}, images[:2])"
+    )
+
+
+def _is_pointwise(layer: nn.Conv2d) -> bool:
+    return set(layer.kernel_size) == {1} and set(layer.stride) == {1} and layer.groups == 1
+
+
+@torch.no_grad()
+def with_linear_head(model: nn.Module, head: str, example: Tensor) -> nn.Module:
+    """Return a copy of a classifier whose head, a 1 x 1 convolution, is a linear layer of pooled features.
+
+    A 1 x 1 convolution is the same linear map at every position. So it does not matter whether positions are averaged
+    before or after it, and the copy computes the same logits.
+
+    Args:
+        model: The classifier. It averages over positions before or after its head, and does nothing else there.
+        head: Dotted name of the 1 x 1 convolution.
+        example: A few images, to compare the copy with the model.
+
+    Raises:
+        ValueError: The layer is no 1 x 1 convolution, or the copy computes something else.
+
+    Example:
+        >>> net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.Conv2d(4, 3, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+        >>> same = with_linear_head(net, "1", torch.rand(2, 1, 6, 6))
+        >>> split(same).head_name, split(same).features(torch.rand(2, 1, 6, 6)).shape
+        ('1.2', torch.Size([2, 4]))
+    """
+    conv = model.get_submodule(head)
+    if not (isinstance(conv, nn.Conv2d) and _is_pointwise(conv)):
+        raise ValueError(f"layer {head!r} is no 1 x 1 convolution: {conv}")
+    linear = nn.utils.skip_init(nn.Linear, conv.in_channels, conv.out_channels, bias=conv.bias is not None)
+    linear.weight = nn.Parameter(conv.weight.detach().flatten(1).clone())
+    if conv.bias is not None:
+        linear.bias = nn.Parameter(conv.bias.detach().clone())
+    outputs = nn.Unflatten(1, (conv.out_channels, 1, 1))
+    twin = copy.deepcopy(model)
+    twin.set_submodule(head, nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), linear, outputs))
+    with evaluating(model), evaluating(twin):
+        if not _agree(unwrap_output(twin(example)), unwrap_output(model(example))):
+            raise ValueError(
+                f"with {head!r} as a linear layer of pooled features, the model computes something else: it does "
+                "more than averaging over positions before or after this layer"
+            )
+    return twin
+
+
+class UnitLength(nn.Module):
+    """Scales features (b, d) to one length.
+
+    Args:
+        length: Length of the result.
+    """
+
+    def __init__(self, length: float = 1.0) -> None:
+        super().__init__()
+        self.length = length
+
+    def forward(self, z: Tensor) -> Tensor:
+        """Return features (b, d) of this length."""
+        return self.length * F.normalize(z)
+
+
+def cosine_head(weight: Tensor, scale: float) -> nn.Sequential:
+    """Return a cosine head as a linear layer of features that have one length: ``scale * cos(weight, z)``.
+
+    Args:
+        weight: Weights (k, d) of the classes.
+        scale: Factor of the cosines.
+
+    Example:
+        >>> head = cosine_head(torch.tensor([[3.0, 4.0]]), scale=10.0)
+        >>> round(head(torch.tensor([[4.0, 3.0]])).item(), 4)  # 10 * 24 / 25
+        9.6
+    """
+    linear = nn.utils.skip_init(nn.Linear, weight.shape[1], weight.shape[0], bias=False)
+    linear.weight = nn.Parameter(F.normalize(weight.detach()))
+    return nn.Sequential(UnitLength(scale), linear)
 
 
 def _first_input(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor:
