@@ -290,3 +290,39 @@ def test_output_that_exists_is_replaced_only_on_request(digits: Path, tmp_path: 
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [(name, "precious")]
     check_cli(*command, "--overwrite")
     assert len(read_rows(tmp_path / "out.csv")) == 80
+
+
+COLLAPSING = """
+import torch
+import ttvd
+
+
+class Collapsing(ttvd.methods.Tent):
+    guard_by_default, guard_period = True, 1
+
+    def adapt(self, x, *inputs):
+        out = super().adapt(x, *inputs)
+        return torch.where(torch.arange(out.shape[1]) == 0, 9.0, 0.0).expand_as(out)
+"""
+"""A method that answers one class, whatever state it is in."""
+
+
+def test_the_guard_is_heard(digits: Path, here: Path) -> None:
+    (here / "collapsing.py").write_text(COLLAPSING)
+    np.save(here / "long.npy", np.concatenate([np.load(digits / "digits.npy")] * 4))
+    command = ("adapt", here / "long.npy", "--model", "digits-sla", "--batch-size", 8)
+    method = ("--method", "collapsing:Collapsing")
+    printed = check_cli(*command, *method, "--out", here / "a.csv", code=3)
+    assert "guard: source, 1 rollbacks, 1 returns to the source" in printed
+    assert "tell less" in printed
+    assert len(read_rows(here / "a.csv")) == 320, "the predictions are there all the same"
+    assert "guard:" not in check_cli(*command, *method, "--no-guard", "--out", here / "b.csv")
+    usual = ("--method", "tent", "--guard", "--out", here / "c.csv")
+    assert "guard: adapting, never acted" in check_cli(*command, *usual)
+
+
+def test_a_state_with_a_guard_needs_one(digits: Path, tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    run_adapt(digits / "digits.npy", tmp_path / "a.csv", "--save-state", state, method="ttvd")
+    command = ("adapt", digits / "digits.npy", "--model", "digits-sla", "--out", tmp_path / "b.csv")
+    assert "--no-guard" in refuse_cli(*command, "--state", state, "--no-guard")

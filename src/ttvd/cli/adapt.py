@@ -16,8 +16,12 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from ttvd.deploy import BatchResult, Inputs, StreamSummary
-    from ttvd.methods import Method
+    from ttvd.methods import GuardStatus, Method
     from ttvd.zoo.catalog import Source
+
+
+FELL_BACK = 3
+"""Exit code of a stream on which the guard went back to the source."""
 
 
 def adapt(
@@ -69,12 +73,17 @@ def adapt(
     unreadable: Literal["stop", "skip"] = typer.Option(
         "stop", help="What to do with images, and with folders below SOURCE, that cannot be used."
     ),
+    guard: bool | None = typer.Option(
+        None,
+        "--guard/--no-guard",
+        help="Stop the adapter where it does harm, and say so; on by default for ttvd.",
+    ),
     device: str = typer.Option("cpu", help="Device to compute on, for example cuda."),
 ) -> None:
     """Predict a stream of images in order and adapt on the way.
 
     Confidences are the softmax of the logits that the method returns. Those of ttvd and of its ablations are
-    calibrated on source data.
+    calibrated on source data. If the guard had to go back to the source, the exit code is 3.
     """
     from rich.console import Console
 
@@ -109,7 +118,7 @@ def adapt(
     _check_needs(chosen, found)
     parameters = parse_parameters(param, chosen)
     seen = prepare_model(found, chosen, views).to(check_device(device))
-    adapter = create(method, seen, sites=found.sites, **parameters)
+    adapter = create(method, seen, sites=found.sites, guard=guard, **parameters)
     resize, crop = resize or size, crop or size
     # What Pillow finds strange in a file is no news: the picture is right, or the reader says why it is refused.
     warnings.filterwarnings("ignore", module=r"PIL\.")
@@ -132,6 +141,7 @@ def adapt(
         console.print(describe_skipped(inputs.skipped), style="yellow", soft_wrap=True)
     _check_size(inputs, found)
     identity = _identify_more(chosen, found, views) | identify(method, parameters, seen)
+    identity["guard"] = "off" if adapter.guard is None else "on"
     if state is not None:
         StateFile(state, identity).load(adapter)
     with _Progress(console, len(inputs)) as progress:
@@ -150,6 +160,8 @@ def adapt(
     _print_summary(summary, out, console)
     if summary.rows == 0:
         raise typer.Exit(1)
+    if summary.guard is not None and summary.guard.returns:
+        raise typer.Exit(FELL_BACK)
 
 
 def _check_files(
@@ -251,8 +263,30 @@ def _print_summary(summary: StreamSummary, out: Path, console: Console) -> None:
     counts = ", ".join(f"{label}: {count}" for label, count in sorted(summary.histogram.items()))
     console.print(f"predictions by class: {counts}")
     console.print(f"parameters moved by {100 * summary.moved:.2f} % of their norm")
+    if summary.guard is not None:
+        console.print(describe_guard(summary.guard), soft_wrap=True)
     for name, reason in summary.unreadable[:10]:
         console.print(f"left out: {escape_cell(name)}: {reason}", style="yellow", soft_wrap=True)
     earlier = summary.rows - summary.images
     note = f" ({earlier} of them from before)" if earlier else ""
     console.print(f"{summary.rows} predictions in {out}{note}, {len(summary.unreadable)} images left out")
+
+
+def describe_guard(status: GuardStatus) -> str:
+    """Return one line about what the guard saw and did.
+
+    Example:
+        >>> from ttvd.methods import GuardStatus
+        >>> status = GuardStatus("adapting", "", 40, 0, 0, 0, 9.1, 9.0, 1.02, 0.97, None)
+        >>> describe_guard(status)
+        'guard: adapting, never acted; information 1.02 and agreement 0.97 with the source'
+    """
+    acted = {
+        "freezes": status.freezes,
+        "rollbacks": status.rollbacks,
+        "returns to the source": status.returns,
+    }
+    words = ", ".join(f"{count} {name}" for name, count in acted.items() if count)
+    done = f"{words}; last because {status.reason}" if words else "never acted"
+    seen = f"information {status.information:.2f} and agreement {status.agreement:.2f} with the source"
+    return f"guard: {status.state}, {done}; {seen}"

@@ -17,8 +17,8 @@ from ttvd.interrupts import raise_interrupts
 
 EXIT_CODES = (
     "Exit codes: 0 done; 1 the command ran, but some or all of its work failed (no image was readable, a run failed); "
-    "2 the input or an option cannot be used, the message says why; 130 interrupted. Set TTVD_DEBUG=1 to see the "
-    "traceback of an error."
+    "2 the input or an option cannot be used, the message says why; 3 `ttvd adapt` ended, but its guard went back to "
+    "the source on the way; 130 interrupted. Set TTVD_DEBUG=1 to see the traceback of an error."
 )
 
 app = typer.Typer(

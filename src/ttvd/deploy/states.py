@@ -22,6 +22,7 @@ _OPTIONS = {
     "model": "--model and --weights",
     "sites": "--sites",
     "views": "--views",
+    "guard": "--guard or --no-guard",
     "input": "images, in the same preparation (--size, --resize, --crop, --interpolation, --gray, "
     "--ignore-orientation)",
     "batch size": "--batch-size",

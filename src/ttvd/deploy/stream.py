@@ -18,7 +18,7 @@ from ttvd.deploy.predictions import PredictionWriter, check_output, partial_path
 from ttvd.deploy.states import Position, StateFile
 from ttvd.files import is_same_file, remove_unfinished
 from ttvd.interrupts import defer_interrupts
-from ttvd.methods import Adapter
+from ttvd.methods import Adapter, GuardStatus
 from ttvd.methods.shared.losses import entropy
 
 
@@ -61,6 +61,7 @@ class StreamSummary:
         moved: Distance of the adapted parameters from their values at the start of this run, divided by the norm of
             those values.
         rows: Number of predictions in the file, those of earlier runs included.
+        guard: What the guard of the adapter saw and did, from the beginning of its state; None without a guard.
     """
 
     entropies: Sequence[float]
@@ -69,6 +70,7 @@ class StreamSummary:
     unreadable: Sequence[tuple[str, str]]
     moved: float
     rows: int
+    guard: GuardStatus | None = None
 
     @property
     def images(self) -> int:
@@ -284,7 +286,15 @@ class _SummaryBuilder:
 
     def build(self, rows: int) -> StreamSummary:
         moved = _measure_move(self._adapter, self._start)
-        return StreamSummary(self._entropies, self._kept, self._histogram, self._unreadable, moved, rows)
+        return StreamSummary(
+            self._entropies,
+            self._kept,
+            self._histogram,
+            self._unreadable,
+            moved,
+            rows,
+            self._adapter.status,
+        )
 
 
 def _describe_stream(
