@@ -4,7 +4,8 @@
     python examples/huggingface_model.py
 
 The model has random weights here, so that the example needs no download. With weights of your own, take
-`AutoModelForImageClassification.from_pretrained(name)` and images as its processor gives them.
+`AutoModelForImageClassification.from_pretrained(name)`, and put the normalisation of its processor in front:
+`torch.nn.Sequential(ttvd.Normalize(3, processor.image_mean, processor.image_std), model)` takes images in [0, 1].
 """
 
 import torch
@@ -23,8 +24,8 @@ images, labels = torch.rand(200, 3, 32, 32), torch.arange(200) % 5
 sites = ttvd.estimate_sites(model, (images, labels))
 print(f"sites: {tuple(sites.means.shape)} (classes, rotations, features)")
 
-# Tent needs nothing but the model. TTVD needs temperatures too: `ttvd.calibrate` fits them on held-out images with
-# labels, as in own_model.py. A model with random weights has none, because its answers say nothing about the labels.
+# Tent needs nothing but the model. TTVD needs temperatures too: `ttvd.prepare` makes sites and temperatures in one
+# call, as in own_model.py. It refuses a model with random weights, whose answers say nothing about the labels.
 adapter = ttvd.create("tent", model, lr=1e-3)
 for batch in images.split(50):
     logits = adapter(batch)  # a tensor (b, classes), whatever the model returns

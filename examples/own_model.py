@@ -32,9 +32,10 @@ for _ in range(3):
 model.eval()
 
 # 2. Before deployment, with training images at hand: one site (mean of the features) for each class and rotation,
-#    and temperatures that are fitted on images which the model was not trained on.
-sites = ttvd.estimate_sites(model, (images[~held_out], labels[~held_out]))
-sites = ttvd.calibrate(model, sites, (images[held_out], labels[held_out]))
+#    and temperatures that are fitted on images which the model was not trained on. Without such images, leave the
+#    last argument out.
+sites = ttvd.prepare(model, (images[~held_out], labels[~held_out]), (images[held_out], labels[held_out]))
+print(sites)  # accuracy is that of the held-out images
 sites.save("own_model.sites.safetensors")  # Sites.load reads this file again
 
 # 3. In deployment, without labels: call the adapter where you called the model. It learns from every batch.

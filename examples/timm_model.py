@@ -27,10 +27,9 @@ for _ in range(5):
         optimizer.step()
 model.eval()
 
-# Models of timm need no preparation: ttvd finds their head by itself. If your images have to be normalised, put that
-# into the model, in front of its first layer: the adapter turns images, and expects pixels between 0 and 1.
-sites = ttvd.estimate_sites(model, (images[~held_out], labels[~held_out]))
-sites = ttvd.calibrate(model, sites, (images[held_out], labels[held_out]))
+# ttvd finds the head by itself. If your images have to be normalised, put that in front of the model, as
+# torch.nn.Sequential(ttvd.Normalize(3, mean, std), model): the adapter turns images, and expects pixels from 0 to 1.
+sites = ttvd.prepare(model, (images[~held_out], labels[~held_out]), (images[held_out], labels[held_out]))
 
 # Every method is built by its name. `ttvd.list_methods()` has them all, with what they update and need.
 stream = corrupt(new_images, "contrast", severity=3)
