@@ -37,7 +37,7 @@ def isolate_geometry(adapter: Adapter, x: Tensor) -> Callable[[], object] | None
 def _isolate_ttvd(adapter: TTVD, x: Tensor) -> Callable[[], object]:
     with torch.no_grad(), adapter.autocasting():
         z, logits = (tensor.clone().requires_grad_() for tensor in adapter.forward_views(x))
-    adapter.forward_views = lambda x: (z, logits)  # type: ignore[method-assign]
+    adapter.forward_views = lambda x, evidence=None: (z, logits)  # type: ignore[method-assign]
 
     def judge() -> object:
         with following_stream(adapter.stream_parts()):

@@ -22,6 +22,7 @@ from torch import Tensor
 
 import ttvd
 from ttvd.engine import step_runner
+from ttvd.engine.step_runner import StepInputs
 from ttvd.engine.transaction import StepLock
 from ttvd.methods import Adapter
 
@@ -39,9 +40,9 @@ def _step(lock: StepLock, module: Any, begin: Callable[..., Any], finish: Callab
     return finish(NoTransaction()) if out is None else out
 
 
-def _run(adapter: Adapter, _: object, x: Tensor, arguments: tuple[Any, ...], *, checked: bool) -> Tensor:
+def _run(adapter: Adapter, _: object, inputs: StepInputs, *, checked: bool) -> Tensor:
     adapter.kept.fill_(1.0)
-    out = adapter.adapt(x, *arguments).detach()
+    out = adapter.adapt(inputs.x, *inputs.arguments()).detach()
     adapter.runner.required = []
     return out
 

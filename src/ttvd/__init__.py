@@ -1,6 +1,7 @@
 """Test-time adaptation of classifiers guided by Voronoi geometry.
 
-A deployer needs two lines: ``adapter = ttvd.TTVD(model, sites)`` and ``logits = adapter(images)``.
+Before deployment: ``sites = ttvd.prepare(model, data)``. A deployer needs two lines: ``adapter = ttvd.TTVD(model,
+sites)`` and ``logits = adapter(images)``.
 
 Names are loaded at their first use, so that the command line answers before torch is there.
 """
@@ -18,12 +19,14 @@ if TYPE_CHECKING:
     from ttvd.methods import list_methods as list_methods
     from ttvd.methods import register as register
     from ttvd.metrics import RunningMetrics as RunningMetrics
+    from ttvd.nn import Normalize as Normalize
     from ttvd.nn import SplitModel as SplitModel
     from ttvd.nn import Statistics as Statistics
     from ttvd.nn import split as split
     from ttvd.nn.anchors import anchor_norms as anchor_norms
     from ttvd.source import calibrate as calibrate
     from ttvd.source import estimate_sites as estimate_sites
+    from ttvd.source import prepare as prepare
     from ttvd.testing import check_adapter as check_adapter
     from ttvd.zoo.catalog import load as load
     from ttvd.zoo.sites import Sites as Sites
@@ -31,15 +34,23 @@ if TYPE_CHECKING:
 __version__ = "0.2.0.dev0"
 
 _HOMES = {
-    "ttvd.methods": ("TTVD", "Adapter", "GradientAdapter", "Step", "create", "list_methods", "register"),
+    "ttvd.methods": (
+        "TTVD",
+        "Adapter",
+        "GradientAdapter",
+        "Step",
+        "create",
+        "list_methods",
+        "register",
+    ),
     "ttvd.testing": ("check_adapter",),
     "ttvd.geometry": ("Diagram",),
     "ttvd.metrics": ("RunningMetrics",),
-    "ttvd.nn": ("SplitModel", "Statistics", "split"),
+    "ttvd.nn": ("Normalize", "SplitModel", "Statistics", "split"),
     "ttvd.nn.anchors": ("anchor_norms",),
     "ttvd.zoo.sites": ("Sites",),
     "ttvd.zoo.catalog": ("load",),
-    "ttvd.source": ("calibrate", "estimate_sites"),
+    "ttvd.source": ("calibrate", "estimate_sites", "prepare"),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 __all__ = sorted(_HOME)

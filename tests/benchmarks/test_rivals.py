@@ -13,6 +13,7 @@ from benchmarks.setups import Mode, Network, Setup
 import ttvd
 from benchmarks import setups
 from ttvd.methods import TTVD, GradientAdapter
+from ttvd.methods.ttvd.online_temperature import OnlineTemperature
 
 CPU = torch.device("cpu")
 DIFFERENT = {"ttvd", "ttvd-reference"}
@@ -69,7 +70,7 @@ def test_plain_ttvd_follows_the_stream_as_ours_does(
     adapter, other = setup.adapter(Mode()), PlainTTVD(setup.net, **setup.gather())
     assert isinstance(adapter, TTVD)
     assert adapter.label_shift is not None
-    assert adapter.online_temperature is not None
+    assert isinstance(adapter.online_temperature, OnlineTemperature)
     assert adapter.step_scale is not None
     needs = set()
     for x in STREAMS[stream](setup):
