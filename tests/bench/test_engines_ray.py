@@ -100,6 +100,19 @@ def test_a_head_that_is_gone_ends_the_grid_with_a_word() -> None:
     assert killed
 
 
+def test_the_end_of_a_cluster_is_not_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+    import ray
+
+    seen: list[object] = []
+    monkeypatch.setattr(ray, "shutdown", lambda: seen.append("shutdown"))
+    pool = RayPool(None, 1, 1.0, 1, do_slowly, connected=seen.append)
+    pool.close()
+    assert seen == []
+    pool._connected = True
+    pool.close()
+    assert seen == [{}, "shutdown"]
+
+
 @pytest.mark.parametrize("gpus", [0.0, -1.0, 1.5, float("nan")])
 def test_shares_of_a_gpu_that_ray_cannot_give_are_refused(gpus: float) -> None:
     with pytest.raises(ValueError, match="share of a GPU"):

@@ -21,6 +21,7 @@ import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
 from typing import Any, NamedTuple
@@ -208,10 +209,10 @@ class _Ask:
 
 @dataclass(frozen=True)
 class _Connected:
-    """The process is connected to a cluster.
+    """The process is connected to a cluster, or is about to end the connection.
 
     Attributes:
-        watched: Where processes listen without which the cluster is lost, by what they are.
+        watched: Where processes listen without which the cluster is lost, by what they are; none before the end.
     """
 
     watched: Mapping[str, _Place]
@@ -234,11 +235,7 @@ def serve(pipe: Connection) -> None:
     for number in SIGNALS:
         signal.signal(number, lambda number, frame: None)
 
-    def send(message: Any) -> None:
-        try:
-            pipe.send(message)
-        except OSError as error:
-            raise _Closed from error
+    send = partial(_send, pipe)
 
     def ask() -> Iterator[Spec | None]:
         while True:
@@ -251,12 +248,16 @@ def serve(pipe: Connection) -> None:
                 return
             yield answer
 
+    def report(watched: Mapping[str, _Place]) -> None:
+        with suppress(_Closed):  # the cluster must still be ended
+            send(_Connected(watched))
+
     with suppress(ImportError):  # while the command makes its plan; what is missing is said later
         import ray  # noqa: F401
     with suppress(EOFError, OSError, _Closed):
         *options, config, shared = pipe.recv()
         end = _End()
-        pool = RayPool(*options, connected=lambda watched: send(_Connected(watched)))
+        pool = RayPool(*options, connected=report)
         try:
             for event in pool.run(ask(), config, shared):
                 send(event)
@@ -270,6 +271,13 @@ def serve(pipe: Connection) -> None:
         send(end)
 
 
+def _send(pipe: Connection, message: Any) -> None:
+    try:
+        pipe.send(message)
+    except OSError as error:
+        raise _Closed from error
+
+
 class RayPool(WorkerPool):
     """The actors of a cluster that this process is connected to.
 
@@ -281,7 +289,7 @@ class RayPool(WorkerPool):
         gpus: Share of a GPU for each actor.
         retries: How often a run is tried again after its process has died.
         do_run: Does a run in an actor.
-        connected: Takes the places at which the cluster can be watched.
+        connected: Takes the places at which the cluster can be watched; none before its end.
     """
 
     def __init__(
@@ -421,6 +429,8 @@ class RayPool(WorkerPool):
         if self._connected:
             import ray
 
+            # The end of the cluster takes seconds on a busy machine, and must not look like its loss.
+            self._report_connection({})
             ray.shutdown()
             self._connected = False
 
