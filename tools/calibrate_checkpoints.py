@@ -20,6 +20,9 @@ from ttvd.source.features import is_held_out
 from ttvd.zoo.catalog import available, checkpoint_folder, load
 from ttvd.zoo.sites import Sites
 
+POWER = ("pd", "cipd")
+"""Diagrams of the head, which are the same whatever share of the images the class means are from."""
+
 
 def load_training(name: str, data: Path | None) -> tuple[Tensor, Tensor]:
     for model in MODELS:
@@ -50,7 +53,9 @@ def main() -> None:
             continue
         images, labels = load_training(name, options.data)
         held = is_held_out(len(images))
-        found = calibrate(source.model, source.sites, (images[held], labels[held]), structures=("pd",))
+        found = calibrate(
+            source.model, source.sites, (images[held], labels[held]), structures=POWER, gammas=(1.0,)
+        )
         for path in sorted(folder.glob(f"{name}.*sites.safetensors")):
             old = Sites.load(path)
             replace(
@@ -61,6 +66,7 @@ def main() -> None:
                 accuracy=found.accuracy,
                 inputs=found.inputs,
                 agreement_exponent=found.agreement_exponent,
+                entropies=found.entropies,
             ).save(path)
             print(f"{path.name}: accuracy {found.accuracy:.4f}, mirroring {found.mirror_gain:+.4f}")
 

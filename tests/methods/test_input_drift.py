@@ -243,3 +243,19 @@ def test_a_step_reads_no_value_on_the_host(outputs: int, make_net: NetMaker) -> 
         adapter.initial_output(x[:8])
     with pytest.raises(AssertionError, match="read on the host"), NoReading():
         adapter.predictor(x[:8])
+
+
+def test_a_smaller_scale_finds_smaller_shifts_down_to_the_least_radius() -> None:
+    generator = torch.Generator().manual_seed(0)
+    values = torch.randn(400, 3, generator=generator, dtype=torch.float64)
+    ones = torch.ones(3, dtype=torch.float64)
+    source = InputMoments(values.mean(0), ones, torch.tensor([1.5, 0.2, 0.1], dtype=torch.float64))
+    drift = InputDrift(source, torch.zeros(()))
+    assert drift.scaled_radius(0.5).tolist() == pytest.approx([0.75, 0.2, 0.1])
+    assert drift.scaled_radius(0.01).tolist() == pytest.approx([0.2, 0.2, 0.1])
+    assert drift.scaled_radius(1.0).tolist() == pytest.approx([1.5, 0.2, 0.1])
+    windows = drift.windows()._replace(
+        mean=torch.tensor([1.0, 0.0, 0.0]), square=torch.tensor([2.0, 1.0, 1.0]), images=torch.tensor(1e6)
+    )
+    assert drift.evidence(windows).item() == 0.0
+    assert drift.evidence(windows, 0.5).item() == 1.0

@@ -19,20 +19,56 @@ from ttvd.nn.resnet import ResNet
 
 def test_shares_are_those_of_the_last_images() -> None:
     shares, window = ClassShares(3, torch.zeros(())), [1 / 3] * 3
-    seen, generator = 0.0, torch.Generator().manual_seed(0)
+    seen, own, generator = 0.0, 1 / 3, torch.Generator().manual_seed(0)
     for size in (8, 40, 3, 1, 70, 20):
         scores = torch.randn(size, 3, generator=generator)
         with following_stream(shares):
             shares.update(scores)
-        mean = scores.softmax(1).mean(0).tolist()
+        probs = scores.softmax(1)
         kept = min(seen, max(0, 64 - size))
-        window = [(w * kept + m * size) / (kept + size) for w, m in zip(window, mean, strict=True)]
+        window = [
+            (w * kept + m * size) / (kept + size) for w, m in zip(window, probs.mean(0).tolist(), strict=True)
+        ]
+        own = (own * kept + float(probs.square().sum(1).mean()) * size) / (kept + size)
         seen = kept + size
         assert shares.shares.tolist() == pytest.approx(window, rel=1e-5)
-        c = (sum(w * w for w in window) - 1 / 3) / (2 / 3)
+        rate = (seen * sum(w * w for w in window) - own) / (seen - 1)
+        c = min(1.0, max(0.0, (rate - 1 / 3) / (2 / 3)))
         assert shares.concentration().item() == pytest.approx(c, abs=1e-6)
         assert shares.step_factor().item() == pytest.approx(min(1, max(0, (0.3 - c) / 0.2)), abs=1e-5)
         assert shares.weight().item() == pytest.approx(1 / (1 + 63 * c), rel=1e-4)
+
+
+def test_concentration_is_the_rate_of_pairs_that_share_a_class() -> None:
+    """Against all pairs of different images, one by one; few images of many classes are not few classes."""
+    scores = torch.randn(30, 4, generator=torch.Generator().manual_seed(1))
+    probs = scores.softmax(1).tolist()
+    pairs = [
+        sum(a * b for a, b in zip(one, other, strict=True))
+        for i, one in enumerate(probs)
+        for j, other in enumerate(probs)
+        if i != j
+    ]
+    shares = ClassShares(4, torch.zeros(()))
+    with following_stream(shares):
+        shares.update(scores)
+    wanted = max(0.0, (sum(pairs) / len(pairs) - 0.25) / 0.75)
+    assert shares.concentration().item() == pytest.approx(wanted, abs=1e-5)
+    different = ClassShares(100, torch.zeros(()))
+    with following_stream(different):
+        different.update(30.0 * torch.eye(100)[:20])
+    assert different.concentration().item() == pytest.approx(0.0, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("classes", "scale"), [(1, 1.0), (4, 1.0), (20, 0.05**0.5 * 3 / 0.9), (100, 0.1 * 3 / 0.9)]
+)
+def test_a_mixture_of_classes_explains_less_than_a_single_class(classes: int, scale: float) -> None:
+    shares = ClassShares(100, torch.zeros(()))
+    assert shares.class_scale(0.9).item() == 1.0  # nothing is known yet
+    with following_stream(shares):
+        shares.update(30.0 * torch.eye(100)[torch.arange(200) % classes])
+    assert shares.class_scale(0.9).item() == pytest.approx(scale, rel=1e-4)
 
 
 def test_shares_do_not_follow_outside_of_the_stream() -> None:

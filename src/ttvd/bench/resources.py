@@ -354,9 +354,12 @@ def _domain_key(spec: Spec, domain: Domain) -> tuple[Any, ...]:
     return spec.data, domain, spec.constants, spec.limit
 
 
+_NUMBERS = ("rotation_loss", "mirror_gain", "agreement_exponent", "accuracy")
+
+
 def list_site_parts(sites: Sites) -> frozenset[str]:
     """Return the names of all parts of sites that :func:`hash_sites` can include."""
-    return frozenset({*(f"anchors/{views}" for views in sites.anchors), "rotation_loss"})
+    return frozenset({*(f"anchors/{views}" for views in sites.anchors), *_NUMBERS, "inputs", "entropies"})
 
 
 def hash_sites(sites: Sites, parts: frozenset[str]) -> str:
@@ -365,7 +368,7 @@ def hash_sites(sites: Sites, parts: frozenset[str]) -> str:
     Args:
         sites: Sites of a model.
         parts: Names of further parts: ``"anchors/V"`` for the anchors of V views, or names of fields: numbers, and
-            ``"inputs"``. A part that the sites do not have changes nothing.
+            ``"inputs"`` and ``"entropies"``. A part that the sites do not have changes nothing.
     """
     digest = hashlib.sha256(repr(tuple(sites.means.shape)).encode())
     digest.update(sites.means.cpu().contiguous().numpy().data)
@@ -374,12 +377,16 @@ def hash_sites(sites: Sites, parts: frozenset[str]) -> str:
         if f"anchors/{views}" in parts:
             for moments in (anchors.means, anchors.variances):
                 digest.update(moments.cpu().contiguous().numpy().data)
-    for name in ("rotation_loss", "mirror_gain", "agreement_exponent"):
+    for name in _NUMBERS:
         if name in parts and getattr(sites, name) is not None:
             digest.update(repr(getattr(sites, name)).encode())
     if "inputs" in parts and sites.inputs is not None:
         for moments in (sites.inputs.means, sites.inputs.deviations, sites.inputs.radii):
             digest.update(moments.cpu().contiguous().numpy().data)
+    if "entropies" in parts:
+        for key, quantiles in sorted(sites.entropies.items()):
+            digest.update(key.encode())
+            digest.update(quantiles.cpu().contiguous().numpy().data)
     return digest.hexdigest()[:16]
 
 

@@ -11,7 +11,7 @@ _FLOOR = 1e-4
 """Energy that counts as none, for images in [0, 1]."""
 _GRID = 8
 """Width of the blocks of JPEG."""
-_LEAST = 0.2
+LEAST_RADIUS = 0.2
 """Smallest radius, in standard deviations of images."""
 _CLASSES = 2.0
 """Standard deviations of the classes that make a radius."""
@@ -111,4 +111,4 @@ def measure_inputs(descriptors: Tensor, labels: Tensor) -> InputMoments:
         radius = torch.maximum(spread, ((means - mean).abs() - chance).amax(0))
     else:
         radius = torch.zeros_like(std)
-    return InputMoments(mean.cpu(), std.cpu(), torch.maximum(radius, _LEAST * std).cpu())
+    return InputMoments(mean.cpu(), std.cpu(), torch.maximum(radius, LEAST_RADIUS * std).cpu())

@@ -6,7 +6,7 @@ uniform). So the temperature of each structure is fitted once, on held-out sourc
 
 import math
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -36,6 +36,7 @@ _STEPS = 100
 _DOUBLINGS = 60
 _TOLERANCE = 1e-12  # relative error of the inverse temperature
 _MAX_SCORES = 20_000_000  # of one structure: 80 MB, and twice that while its temperature is fitted
+_QUANTILES = 65  # of entropies
 _DISTORTED = 1_000  # images that are kept in memory to be distorted
 NEARLY_ALL = 0.99
 """Accuracy from which on images are taken for images that the model was trained on, unless the caller knows."""
@@ -158,6 +159,7 @@ def calibrate(
       (``mirror_gain``). With ``pd``, the averaged logits of a plain head get a temperature too, ``pd+mirror``. How
       often the two views agree, compared with the accuracy, turns agreement on a stream into an accuracy there.
     - Moments of the descriptors of the images (``ttvd.nn.descriptors``): with them a stream is compared.
+    - Quantiles of the entropy of the predictions, for the guard; not on images that the model was trained on.
 
     If no temperature fits a structure, because its scores do not favour the true classes, a warning says so and the
     other temperatures are kept. ``structures=()`` fits no temperature.
@@ -240,6 +242,7 @@ def calibrate(
         accuracy=accuracy,
         inputs=measured.inputs(),
         agreement_exponent=hardest.agreement_exponent(),
+        entropies={} if trained_on else measured.entropies(fitted),
     )
 
 
@@ -329,6 +332,14 @@ class _Measurements:
                 failed[key] = f"cannot calibrate {key!r}: {error}"
         return fitted, failed
 
+    def entropies(self, temperatures: Mapping[str, float]) -> dict[str, Tensor]:
+        """Return sorted quantiles of the entropy of the predictions, by the keys of the temperatures."""
+        found: dict[str, Tensor] = {}
+        for key, tau in temperatures.items():
+            each = torch.cat([_entropy(part / tau) for part in self._scores[key]])
+            found[key] = each.quantile(torch.linspace(0, 1, _QUANTILES, dtype=torch.float64))
+        return found
+
     def agreement_exponent(self) -> float:
         """Return r of accuracy = agreement^r, with the accuracy of the averaged logits and the agreement of both views.
 
@@ -351,6 +362,12 @@ class _Measurements:
         weight, bias = self._head.weight[:: self._rotations], self._head.bias
         offset = None if bias is None else bias[:: self._rotations].to(z.dtype)
         return F.linear(z, weight.to(z.dtype), offset)
+
+
+def _entropy(scores: Tensor) -> Tensor:
+    """Return the entropy of softmax(scores), (b,), float64."""
+    found: Tensor = torch.special.entr(scores.double().softmax(1)).sum(1)
+    return found
 
 
 @torch.no_grad()

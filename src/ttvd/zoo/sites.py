@@ -71,6 +71,9 @@ class Sites:
             calibration.
         agreement_exponent: r of accuracy = agreement^r: how often the mean logits of the upright and the mirrored image
             are right, from how often the two agree on a class. None before calibration.
+        entropies: Sorted quantiles (65,) of the entropy of the predictions on held-out source images, by the key of the
+            temperature: the guard compares the entropies on a stream with them. Empty before calibration, and for
+            images that the model was trained on, because new images of the source have other entropies.
 
     Example:
         >>> sites = Sites(torch.eye(3).double()[:, None], torch.ones(3, 1).long(), "abc")
@@ -91,6 +94,7 @@ class Sites:
     accuracy: float | None = None
     inputs: InputMoments | None = None
     agreement_exponent: float | None = None
+    entropies: Mapping[str, Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.means.ndim != 3 or self.means.dtype != torch.float64:
@@ -116,6 +120,11 @@ class Sites:
             value = getattr(self, name)
             if value is not None and not (type(value) in (float, int) and low <= value <= 1):
                 raise ValueError(f"{name} must be a number from {low} to 1, got {value!r}")
+        for key, quantiles in self.entropies.items():
+            if quantiles.ndim != 1 or len(quantiles) < 2 or quantiles.dtype != torch.float64:
+                raise ValueError(f"entropies of {key!r} must be two or more float64 quantiles in a row")
+            if not bool(quantiles.isfinite().all()) or bool((quantiles.diff() < 0).any()):
+                raise ValueError(f"entropies of {key!r} must be finite and sorted")
 
     def __repr__(self) -> str:
         return (
@@ -223,6 +232,7 @@ class Sites:
             tensors[f"norm_variances.{views}"] = anchors.variances.clone()
         if self.inputs is not None:
             tensors["inputs"] = torch.stack([self.inputs.means, self.inputs.deviations, self.inputs.radii])
+        tensors |= {f"entropies.{key}": quantiles for key, quantiles in self.entropies.items()}
         write_tensors(path, tensors, kind=KIND, version=FORMAT_VERSION, metadata=metadata)
 
     @classmethod
@@ -243,15 +253,31 @@ class Sites:
             }
             means, counts = tensors["means"], tensors["counts"]
             loss = _read_number(metadata["rotation_loss"])
-            # Files of version 0.1 lack these three, and inputs.
+            # Files of version 0.1 lack these three, inputs and entropies.
             gain, accuracy, ratio = (
                 _read_number(metadata.get(name, "null"))
                 for name in ("mirror_gain", "accuracy", "agreement_exponent")
             )
             name = metadata["fingerprint"]
             inputs = InputMoments(*tensors["inputs"]) if "inputs" in tensors else None
+            entropies = {
+                key.removeprefix("entropies."): tensors[key]
+                for key in sorted(tensors)
+                if key.startswith("entropies.")
+            }
             return cls(
-                means, counts, name, fraction, temperatures, anchors, loss, gain, accuracy, inputs, ratio
+                means,
+                counts,
+                name,
+                fraction,
+                temperatures,
+                anchors,
+                loss,
+                gain,
+                accuracy,
+                inputs,
+                ratio,
+                entropies,
             )
         except (KeyError, AttributeError, TypeError, ValueError, OverflowError, RecursionError) as error:
             raise ValueError(f"{path} is not a valid {KIND} file: {error}") from error

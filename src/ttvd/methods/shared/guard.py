@@ -35,7 +35,7 @@ FLOOR = 0.01
 CHANGED = 0.2
 """Share of ln k by which the information of the source must rise before an adapter that was stopped tries again."""
 CONTRADICTION = 0.75
-"""Agreement below which answers contradict the source."""
+"""Agreement below which answers contradict the source; on images like those of the source, times its accuracy."""
 FOLLOWS = 0.2
 """Share of a change in the adapter's mean answer that the source must follow, where classes really change."""
 UNRELATED = 0.1
@@ -86,6 +86,9 @@ class Guard:
             the quantiles are estimates.
         entropy_quantiles: Sorted quantiles (q,) of the entropy of the source's answers on held-out source images, for
             equally spaced probabilities from 0 to 1, such as 65 of them. Without them there is no test for a shift.
+            TTVD takes them from its sites.
+        source_accuracy: Accuracy of the source on images like those of the source. A good adapter agrees with the source
+            about that often. TTVD takes it from its sites.
 
     Example:
         >>> import ttvd
@@ -104,6 +107,7 @@ class Guard:
     alpha: float = 1e-3
     tolerance: float = 0.05
     entropy_quantiles: Tensor | None = None
+    source_accuracy: float = 1.0
 
     def __post_init__(self) -> None:
         for name in ("period", "sample", "window", "snapshot_every", "hold"):
@@ -114,6 +118,8 @@ class Guard:
             raise ValueError(
                 f"alpha must lie in (0, 1) and tolerance in [0, 0.5), got {self.alpha} and {self.tolerance}"
             )
+        if not 0.0 <= self.source_accuracy <= 1.0:
+            raise ValueError(f"source_accuracy must lie in [0, 1], got {self.source_accuracy}")
         quantiles = self.entropy_quantiles
         if quantiles is None:
             return
@@ -297,6 +303,7 @@ class GuardMonitor(nn.Module):
         super().__init__()
         self.window, self.sample, self.holds = guard.window, guard.sample, guard.hold
         self.snapshot_every, self.scale = guard.snapshot_every, math.log(classes)
+        self.source_accuracy = guard.source_accuracy
         device = next(iter(kept.values())).device if kept else torch.device("cpu")
         self.clock = BatchClock(period)
         self.test = None
@@ -421,8 +428,9 @@ class GuardMonitor(nn.Module):
         reason = torch.where(collapse, _COLLAPSE, _GUESSES)
         harm = collapse | guesses
         if self.test is not None:
-            against = against & ~self.test.is_shifted()
-            reason, harm = torch.where(harm, reason, _CONTRADICTS), harm | against
+            contradicts = self.levels[2] < CONTRADICTION * self.source_accuracy
+            contradicts &= ~self.test.is_shifted()
+            reason, harm = torch.where(harm, reason, _CONTRADICTS), harm | contradicts
         return enough & harm, reason
 
     def _decide(self, look: Look, fine: Tensor, harm: Tensor, reason: Tensor) -> tuple[Tensor, Tensor]:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ttvd.methods.shared.losses import all_finite
-from ttvd.nn.descriptors import InputMoments, describe
+from ttvd.nn.descriptors import LEAST_RADIUS, InputMoments, describe
 from ttvd.nn.norms import TracksStream
 
 WINDOW = 32
@@ -48,7 +48,8 @@ class InputDrift(TracksStream):
 
     The descriptors of an image (:func:`ttvd.nn.descriptors.describe`) do not depend on the network. The radius of a
     descriptor is how far the mean of a single class may lie from the mean of all. A stream that comes sorted by class
-    moves within it, so a move within it says nothing.
+    moves within it, so a move within it says nothing. Where the stream mixes classes, their mean lies closer, and the
+    radius is smaller (:meth:`ttvd.methods.ttvd.class_shares.ClassShares.class_scale`).
 
     - The stream has *changed* if a short window differs from a long one by more than one radius, or by more than two
       in a stream whose batches hold few classes each. The long window starts again then.
@@ -94,13 +95,20 @@ class InputDrift(TracksStream):
         """The present windows; not copies."""
         return Windows(*(self.get_buffer(name) for name in Windows._fields))
 
+    def scaled_radius(self, scale: Tensor | float) -> Tensor:
+        """Radii (f,) in standard deviations of the source, by a factor smaller, but not below the least radius."""
+        return torch.minimum(self.radius, (self.radius * scale).clamp_min(LEAST_RADIUS))
+
     @torch.no_grad()
-    def look(self, x: Tensor, tolerance: Tensor | float = 1.0) -> tuple[Windows, Tensor]:
+    def look(
+        self, x: Tensor, tolerance: Tensor | float = 1.0, scale: Tensor | float = 1.0
+    ) -> tuple[Windows, Tensor]:
         """The windows after a batch, and whether the stream has changed with it.
 
         Args:
             x: The batch.
-            tolerance: Radii that single classes explain.
+            tolerance: Radii that the classes of the stream explain.
+            scale: Factor on the radii; below 1 where the stream mixes classes.
         """
         found = (describe(x) - self.source_mean) / self.source_deviation
         old, size = self.windows(), float(len(x))
@@ -112,7 +120,7 @@ class InputDrift(TracksStream):
             * old.deviations()
             * (recent_images.reciprocal() + old.images.clamp_min(1.0).reciprocal()).sqrt()
         )
-        jump = (((recent - old.mean).abs() - chance) / self.radius).amax()
+        jump = (((recent - old.mean).abs() - chance) / self.scaled_radius(scale)).amax()
         changed = (jump > tolerance) & (old.images > 0)
         kept = old.images.clamp_max(MEMORY) * ~changed
         share = size / (kept + size)
@@ -126,10 +134,15 @@ class InputDrift(TracksStream):
         return new, changed
 
     @torch.no_grad()
-    def evidence(self, windows: Windows) -> Tensor:
-        """The evidence that the stream differs from the source, a scalar from 0 to 1."""
+    def evidence(self, windows: Windows, scale: Tensor | float = 1.0) -> Tensor:
+        """The evidence that the stream differs from the source, a scalar from 0 to 1.
+
+        Args:
+            windows: What is known of the stream.
+            scale: Factor on the radii; below 1 where the stream mixes classes.
+        """
         chance = CHANCE * windows.images.clamp_min(1.0).rsqrt()
-        away = ((windows.mean.abs() - chance * windows.deviations()) / self.radius).amax()
+        away = ((windows.mean.abs() - chance * windows.deviations()) / self.scaled_radius(scale)).amax()
         wide = (windows.deviations() - chance).amax() / SPREAD
         return ((torch.maximum(away, wide) - 1.0) / RAMP).clamp(0.0, 1.0)
 

@@ -1,6 +1,7 @@
 """TTVD: test-time adaptation guided by Voronoi diagrams, in all its stages."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, ClassVar, Self, Unpack
 
 import torch
@@ -10,6 +11,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from ttvd.geometry import Diagram, agreement, kept_fraction, view_scores
 from ttvd.methods.gradient import GradientAdapter, Step, fusible
 from ttvd.methods.registry import register
+from ttvd.methods.shared.guard import Guard, choose_guard
 from ttvd.methods.shared.losses import (
     entropy,
     imbalance,
@@ -42,7 +44,7 @@ from ttvd.methods.ttvd.step_scale import StepScale
 from ttvd.nn.norms import Statistics, StreamNorm, Temporarily
 from ttvd.nn.split import SplitModel, split
 from ttvd.nn.views import log_rotations, rotate, rotation_nll
-from ttvd.zoo.sites import MIRROR_KEY, Sites
+from ttvd.zoo.sites import MIRROR_KEY, Sites, temperature_key
 
 _rotate = fusible()(rotate)
 KEPT = ("label_shift.excess",)
@@ -169,6 +171,16 @@ class TTVD(GradientAdapter):
         self.drift = None if watched is None else InputDrift(watched, head.weight)
         self.by_evidence = plain and chosen["adaptive_step"] is not False
         self.class_shares = ClassShares(sites.num_classes, head.weight) if self.drift else None
+        self.source_accuracy = 1.0 if sites.accuracy is None else sites.accuracy
+
+    def put_guard(self, guard: Guard | bool | None) -> None:
+        """Watch the steps from now on; the guard learns of the entropies and the accuracy on source images."""
+        settings = choose_guard(guard, self.guard_by_default)
+        if settings is not None and settings.entropy_quantiles is None and self.source_entropies is not None:
+            settings = replace(
+                settings, entropy_quantiles=self.source_entropies, source_accuracy=self.source_accuracy
+            )
+        super().put_guard(False if settings is None else settings)
 
     def _set_diagrams(self, sites: Sites, options: TTVDOptions) -> None:
         self.structure: Structure = options["structure"] or "cipd"
@@ -176,10 +188,14 @@ class TTVD(GradientAdapter):
         self.gamma = 1.0 if self.structure in ("vd", "pd") else options["gamma"]
         if tau is None and self.shift is not None and self.gamma != 1.0:
             raise ValueError("temperatures are fitted for the default shift: give tau together with a shift")
-        fitted = sites.temperatures.get(MIRROR_KEY) if self.mirror else None
+        key = temperature_key(self.structure, self.gamma)
+        if self.mirror and MIRROR_KEY in sites.temperatures:
+            key = MIRROR_KEY
+        fitted = sites.temperatures.get(key)
         if tau is None and fitted is None:
             fitted = sites.temperature(self.structure, self.gamma)
         self.tau = choose_tau(tau, fitted)
+        self.source_entropies = sites.entropies.get(key) if self.tau == fitted else None
         head = self.model.linear
         weight, bias = head.weight.detach(), None if head.bias is None else head.bias.detach()
         if self.views < self.head_views:
@@ -241,6 +257,7 @@ class TTVD(GradientAdapter):
         parts = {f"anchors/{count}" for count in views} if anchored else set()
         parts |= {"rotation_loss"} if parameters["adaptive_step"] is not False else set()
         parts |= {"inputs"} if parameters["detect_changes"] else set()
+        parts |= {"accuracy", "entropies"}  # the guard reads both
         return frozenset(
             parts | ({"mirror_gain", "agreement_exponent"} if parameters["mirror"] is not False else set())
         )
@@ -252,7 +269,7 @@ class TTVD(GradientAdapter):
 
     def predictor(self, x: Tensor) -> "TTVD":
         """A copy at the start if the stream changes with this batch, as a step would start again."""
-        if self.drift is None or not bool(self.drift.look(x, self._tolerance())[1]):
+        if self.drift is None or not bool(self.drift.look(x, self._tolerance(), self._class_scale())[1]):
             return self
         return self.copy_at_start(KEPT)
 
@@ -261,7 +278,11 @@ class TTVD(GradientAdapter):
         if self.drift is None:
             return None
         windows = self.drift.windows() if self.drift.settled else self.drift.look(x)[0]
-        return self.drift.evidence(windows)
+        return self.drift.evidence(windows, self._class_scale())
+
+    def _class_scale(self) -> Tensor | float:
+        """Factor on the radii of the classes: below 1 where the last images were of many classes."""
+        return 1.0 if self.class_shares is None else self.class_shares.class_scale(self.source_accuracy)
 
     def _tolerance(self) -> Tensor | float:
         """How many radii a stream may jump: twice as many if its batches hold few classes each."""
@@ -272,10 +293,10 @@ class TTVD(GradientAdapter):
         if self.drift is None:
             return None
         if self.drift.following and not self.drift.settled:
-            windows, changed = self.drift.look(x, self._tolerance())
+            windows, changed = self.drift.look(x, self._tolerance(), self._class_scale())
             self.reset_where(changed, KEPT)
             self.drift.write(windows)
-        return self.drift.evidence(self.drift.windows())
+        return self.drift.evidence(self.drift.windows(), self._class_scale())
 
     def count_outputs(self) -> int:
         """Number of classes, whether the head tells rotations apart or not."""
