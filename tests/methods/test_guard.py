@@ -77,8 +77,10 @@ def test_what_is_not_finite_changes_nothing() -> None:
 
 
 def test_looks_are_chosen_by_the_number_of_the_batch() -> None:
-    clock = BatchClock(8)
-    assert [number for number in range(1, 33) if clock.advance()] == [8, 16, 24, 32]
+    clock = BatchClock(20)
+    assert [number for number in range(1, 101) if clock.advance()] == [*range(2, 41, 2), 60, 80, 100]
+    clock = BatchClock(4)
+    assert [number for number in range(1, 17) if clock.advance()] == [*range(1, 9), 12, 16]
 
 
 CLASSES, SAMPLE = 10, 32

@@ -155,7 +155,11 @@ class Adapter(SteppedModule, metaclass=_Guarded):
     def initial_output(self, x: Tensor) -> Tensor:
         """Logits (b, k) of the initial state; changes nothing."""
         with torch.no_grad(), fusing(None), exchanged(self, self.unguarded()[1]):
-            return self.output(x)
+            return self.source_output(x)
+
+    def source_output(self, x: Tensor) -> Tensor:
+        """Logits (b, k) of the source; called in the initial state."""
+        return self.output(x)
 
     def branch(self, x: Tensor) -> Hashable:
         """Called first for each batch, on the host: choose what the step does, as far as its tensors do not show it.

@@ -120,11 +120,7 @@ class Sites:
             value = getattr(self, name)
             if value is not None and not (type(value) in (float, int) and low <= value <= 1):
                 raise ValueError(f"{name} must be a number from {low} to 1, got {value!r}")
-        for key, quantiles in self.entropies.items():
-            if quantiles.ndim != 1 or len(quantiles) < 2 or quantiles.dtype != torch.float64:
-                raise ValueError(f"entropies of {key!r} must be two or more float64 quantiles in a row")
-            if not bool(quantiles.isfinite().all()) or bool((quantiles.diff() < 0).any()):
-                raise ValueError(f"entropies of {key!r} must be finite and sorted")
+        _check_entropies(self.entropies)
 
     def __repr__(self) -> str:
         return (
@@ -286,3 +282,11 @@ class Sites:
 def _read_number(text: str) -> float | None:
     value = json.loads(text)
     return None if value is None else float(value)
+
+
+def _check_entropies(entropies: Mapping[str, Tensor]) -> None:
+    for key, quantiles in entropies.items():
+        if quantiles.ndim != 1 or len(quantiles) < 2 or quantiles.dtype != torch.float64:
+            raise ValueError(f"entropies of {key!r} must be two or more float64 quantiles in a row")
+        if not bool(quantiles.isfinite().all()) or bool((quantiles.diff() < 0).any()):
+            raise ValueError(f"entropies of {key!r} must be finite and sorted")

@@ -38,6 +38,8 @@ CONTRADICTION = 0.75
 """Agreement below which answers contradict the source; on images like those of the source, times its accuracy."""
 FOLLOWS = 0.2
 """Share of a change in the adapter's mean answer that the source must follow, where classes really change."""
+TOLD_APART = 0.04
+"""Squared distance, beyond chance, at which the mean answers of the source tell batches apart."""
 UNRELATED = 0.1
 """Correlation of neighbouring pixels below which a picture is noise."""
 FLAT, ALIKE = 1e-8, 1e-4
@@ -48,6 +50,8 @@ STRIKES = 3
 """The alarm, among those without a long quiet time between them, that ends at the source."""
 CALM = 32
 """Looks without a finding after which earlier alarms are forgotten."""
+OFTEN = 10
+"""Factor on the number of looks in the first two periods."""
 SLOWED, CLOSED = 4, 2**62
 """One step in so many counts while the adapter is slowed down, and while it is stopped."""
 
@@ -63,8 +67,9 @@ REASONS = (
     "the answers tell less about the images than those of the source",
     "the answers differ from those of the source, and tell less about the images of a batch",
     "the answers contradict the source on images that are like those of the source",
+    "the source tells batches of different classes apart, and the answers do not",
 )
-_CONSTANT, _REPEATED, _NOISE, _ALIKE, _COLLAPSE, _GUESSES, _CONTRADICTS = range(1, 8)
+_CONSTANT, _REPEATED, _NOISE, _ALIKE, _COLLAPSE, _GUESSES, _CONTRADICTS, _BLIND = range(1, 9)
 _PICTURES = (1, 3, 4)  # channels of pictures; other inputs may look like noise by their nature
 
 
@@ -87,8 +92,8 @@ class Guard:
         entropy_quantiles: Sorted quantiles (q,) of the entropy of the source's answers on held-out source images, for
             equally spaced probabilities from 0 to 1, such as 65 of them. Without them there is no test for a shift.
             TTVD takes them from its sites.
-        source_accuracy: Accuracy of the source on images like those of the source. A good adapter agrees with the source
-            about that often. TTVD takes it from its sites.
+        source_accuracy: Accuracy of the source on its own kind of images. A good adapter agrees with the source about
+            that often there. TTVD takes it from its sites.
 
     Example:
         >>> import ttvd
@@ -233,8 +238,10 @@ class EntropyTest(nn.Module):
 class BatchClock(nn.Module):
     """Counts batches on the host, and says at which of them the guard looks.
 
+    At first it looks ``OFTEN`` times as often, because an adapter that does not suit its stream shows it early.
+
     Args:
-        period: Batches between two looks.
+        period: Batches between two looks, after the first two periods.
     """
 
     on_host = True
@@ -242,16 +249,66 @@ class BatchClock(nn.Module):
 
     def __init__(self, period: int) -> None:
         super().__init__()
-        self.period = period
+        self.period, self.early = period, max(1, period // OFTEN)
         self.register_buffer("count", torch.zeros((), dtype=torch.int64))
 
     def advance(self) -> bool:
         """Count a batch; returns whether the guard looks at it."""
         self.count += 1
-        return int(self.count) % self.period == 0
+        count = int(self.count)
+        return count % (self.early if count <= 2 * self.period else self.period) == 0
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         return self
+
+
+class BatchContrast(nn.Module):
+    """Compares how the mean answers of the source and of the adapter change from look to look.
+
+    A stream that comes sorted by class shows the source one class after another. Norms that follow the stream may take
+    away exactly that: then the mean answer of the source changes, and that of the adapter does not.
+
+    Args:
+        classes: Number of classes, k.
+
+    Example:
+        >>> contrast, sharp = BatchContrast(4), 0.9 * torch.eye(4) + 0.025
+        >>> for look in range(6):
+        ...     contrast.update(torch.full((4,), 0.25), sharp[look // 2], 32, torch.tensor(True))
+        >>> bool(contrast.is_lost())
+        True
+    """
+
+    means: Tensor
+    products: Tensor
+    looks: Tensor
+
+    def __init__(self, classes: int) -> None:
+        super().__init__()
+        self.register_buffer("means", torch.zeros(2, classes))
+        self.register_buffer("products", torch.zeros(2))
+        self.register_buffer("looks", torch.zeros((), dtype=torch.int64))
+
+    @torch.no_grad()
+    def update(self, adapted: Tensor, source: Tensor, images: int, fine: Tensor) -> None:
+        """Take the mean answers (k,) to some images into account; nothing changes unless ``fine`` is true."""
+        means = torch.stack([adapted, source]).nan_to_num(0.0, 0.0, 0.0)
+        change, other = (means - self.means) * (self.looks > 0)
+        # By chance alone, the mean of these images differs from the average by 5/4 / images at most.
+        products = torch.stack([(change * other).sum(), other.square().sum() - 1.25 / images])
+        looks = self.looks.float()
+        self.means.lerp_(means, fine / (looks.clamp_max(3.0) + 1.0))
+        self.products.lerp_(products, fine * (looks > 0) / looks.clamp(1.0, 6.0))
+        self.looks.add_(fine)
+
+    def is_lost(self) -> Tensor:
+        """Whether the adapter does not follow changes that chance does not explain, a scalar."""
+        together, source = self.products.unbind()
+        return (self.looks > 3) & (source > TOLD_APART) & (together < FOLLOWS * source)
+
+    def forget(self, where: Tensor) -> None:
+        """Begin again where the state of the adapter is another one."""
+        self.looks.mul_(~where)
 
 
 class Look(NamedTuple):
@@ -287,6 +344,7 @@ class GuardMonitor(nn.Module):
     source: Tensor
     levels: Tensor
     images: Tensor
+    looks: Tensor
     alarm_information: Tensor
     mode: Tensor
     pace: Tensor
@@ -306,6 +364,7 @@ class GuardMonitor(nn.Module):
         self.source_accuracy = guard.source_accuracy
         device = next(iter(kept.values())).device if kept else torch.device("cpu")
         self.clock = BatchClock(period)
+        self.contrast = BatchContrast(classes).to(device)
         self.test = None
         if guard.entropy_quantiles is not None:
             quantiles = guard.entropy_quantiles.to(device)
@@ -313,7 +372,17 @@ class GuardMonitor(nn.Module):
         for name, size in (("adapted", (classes,)), ("source", (classes,)), ("levels", (7,))):
             self.register_buffer(name, torch.zeros(size, device=device))
         self.register_buffer("alarm_information", torch.zeros((), device=device))
-        for name in ("images", "mode", "reason", "batches", "freezes", "rollbacks", "returns", "hold"):
+        for name in (
+            "images",
+            "looks",
+            "mode",
+            "reason",
+            "batches",
+            "freezes",
+            "rollbacks",
+            "returns",
+            "hold",
+        ):
             self.register_buffer(name, torch.zeros((), dtype=torch.int64, device=device))
         for name, value in (("strikes", 0), ("calm", 0), ("pace", 1)):
             self.register_buffer(name, torch.full((), value, dtype=torch.int64, device=device))
@@ -341,6 +410,10 @@ class GuardMonitor(nn.Module):
     def count_batch(self) -> bool:
         """Count a batch on the host; returns whether the guard looks at it."""
         return self.clock.advance()
+
+    def is_at_source(self) -> Tensor:
+        """Whether the adapter is stopped at its initial state, a scalar."""
+        return self.mode == _SOURCE
 
     def is_open(self) -> Tensor:
         """Whether the present step counts, a scalar."""
@@ -385,14 +458,24 @@ class GuardMonitor(nn.Module):
         if look is None:
             return
         own, initial = read()
-        nothing = look.emptiness > 0
-        self._follow(look, fine & ~nothing)
-        harm, reason = self._find_harm(fine & ~nothing)
-        roll, source = self._decide(look, fine, harm, torch.where(nothing, look.emptiness, reason))
+        usual = self._count_look(fine)
+        something = fine & (look.emptiness == 0)
+        self.contrast.update(look.adapted, look.source, look.images, something)
+        self._follow(look, usual & something)
+        harm, reason = self._find_harm(usual & something)
+        lost = something & self.contrast.is_lost()
+        reason = torch.where(lost, _BLIND, torch.where(something, reason, look.emptiness))
+        roll, source = self._decide(look, fine, usual, harm | lost, reason)
         good = self._good(own)
         keep_where(~roll, [own[name] for name in good], list(good.values()))
         keep_where(~source, list(own.values()), [initial[name] for name in own])
-        keep_where(~self._is_good(look, fine), list(good.values()), [own[name] for name in good])
+        keep_where(~self._is_good(look, usual), list(good.values()), [own[name] for name in good])
+
+    def _count_look(self, fine: Tensor) -> Tensor:
+        """Count a look; returns whether it is one of the usual ones, a period apart, which the averages are made of."""
+        self.looks.add_(fine)
+        batches, period = self.looks * self.clock.early, self.clock.period
+        return fine & ((batches > 2 * period) | (batches % period == 0))
 
     def _follow(self, look: Look, fine: Tensor) -> None:
         """Update the averages."""
@@ -433,20 +516,23 @@ class GuardMonitor(nn.Module):
             reason, harm = torch.where(harm, reason, _CONTRADICTS), harm | contradicts
         return enough & harm, reason
 
-    def _decide(self, look: Look, fine: Tensor, harm: Tensor, reason: Tensor) -> tuple[Tensor, Tensor]:
+    def _decide(
+        self, look: Look, fine: Tensor, usual: Tensor, harm: Tensor, reason: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """Choose the mode; returns whether to go back to the good state, and whether to the initial one."""
-        mode, nothing = self.mode.clone(), fine & (look.emptiness > 0)
+        mode, nothing = self.mode.clone(), usual & (look.emptiness > 0)
         free, held = mode <= _SLOWED, mode >= _ROLLED_BACK
-        self.hold.sub_((fine & held).long())
+        self.hold.sub_((usual & held).long())
         changed = look.levels[4] > self.alarm_information + CHANGED * self.scale
         release = fine & held & ((self.hold <= 0) | (changed & ~nothing))
         alarm = free & harm
         self.strikes.add_(alarm)
         in_vain = (mode == _ROLLED_BACK) & harm & ~release
-        source = in_vain | (alarm & (self.strikes >= STRIKES))
+        source = in_vain | (alarm & ((self.strikes >= STRIKES) | (reason == _BLIND)))
         stopped = alarm | in_vain
+        self.contrast.forget(stopped | release)
         freeze = nothing & ~held
-        thaw = fine & (mode == _FROZEN) & ~nothing
+        thaw = usual & (mode == _FROZEN) & ~nothing
         adapted, known = self.information()
         slow = free & (self.images >= self.window) & (adapted < SLOW * known)
         new = torch.where(free & fine, slow.long(), mode)

@@ -11,7 +11,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from ttvd.geometry import Diagram, agreement, kept_fraction, view_scores
 from ttvd.methods.gradient import GradientAdapter, Step, fusible
 from ttvd.methods.registry import register
-from ttvd.methods.shared.guard import Guard, choose_guard
+from ttvd.methods.shared.guard import Guard, GuardMonitor, choose_guard
 from ttvd.methods.shared.losses import (
     entropy,
     imbalance,
@@ -267,6 +267,11 @@ class TTVD(GradientAdapter):
         scores = self._score(*self.forward_views(x, self._evidence(x)), self.structure) / self.tau
         return self._answer(self._soften(scores))
 
+    def source_output(self, x: Tensor) -> Tensor:
+        """Class scores of the source: no batch moves the statistics of its norms."""
+        evidence = None if self.drift is None else torch.zeros((), device=x.device)
+        return self._soften(self._score(*self.forward_views(x, evidence), self.structure) / self.tau)
+
     def predictor(self, x: Tensor) -> "TTVD":
         """A copy at the start if the stream changes with this batch, as a step would start again."""
         if self.drift is None or not bool(self.drift.look(x, self._tolerance(), self._class_scale())[1]):
@@ -278,7 +283,11 @@ class TTVD(GradientAdapter):
         if self.drift is None:
             return None
         windows = self.drift.windows() if self.drift.settled else self.drift.look(x)[0]
-        return self.drift.evidence(windows, self._class_scale())
+        return self._allow(self.drift.evidence(windows, self._class_scale()))
+
+    def _allow(self, evidence: Tensor) -> Tensor:
+        """The evidence, or 0 where the guard has stopped the adapter at the source."""
+        return evidence * ~self.guard.is_at_source() if isinstance(self.guard, GuardMonitor) else evidence
 
     def _class_scale(self) -> Tensor | float:
         """Factor on the radii of the classes: below 1 where the last images were of many classes."""
@@ -296,7 +305,7 @@ class TTVD(GradientAdapter):
             windows, changed = self.drift.look(x, self._tolerance(), self._class_scale())
             self.reset_where(changed, KEPT)
             self.drift.write(windows)
-        return self.drift.evidence(self.drift.windows(), self._class_scale())
+        return self._allow(self.drift.evidence(self.drift.windows(), self._class_scale()))
 
     def count_outputs(self) -> int:
         """Number of classes, whether the head tells rotations apart or not."""
