@@ -28,9 +28,13 @@ class AgreementTemperature(TracksStream):
     The mean confidence minus the suggested accuracy is tracked at each of ``FACTORS``. It falls as the factor grows,
     and the factor in use is where it is 0.
 
+    With many classes, views that disagree often choose two similar classes, and the answer from both is right more
+    often than this suggests. There the accuracy is at least proportional to the agreement.
+
     Args:
         exponent: r, from source images.
         like: A tensor with the device and the data type of the state.
+        ratio: Smallest accuracy divided by agreement, as on source images; 0 for none.
 
     Example:
         >>> from ttvd.nn.norms import following_stream
@@ -47,9 +51,9 @@ class AgreementTemperature(TracksStream):
     images: Tensor
     logs: Tensor
 
-    def __init__(self, exponent: float, like: Tensor) -> None:
+    def __init__(self, exponent: float, like: Tensor, ratio: float = 0.0) -> None:
         super().__init__()
-        self.exponent = exponent
+        self.exponent, self.ratio = exponent, ratio
         dtype = torch.promote_types(like.dtype, torch.float32)
         logs = torch.tensor(FACTORS, dtype=torch.float64).log().to(like.device, dtype)
         self.register_buffer("logs", logs, persistent=False)
@@ -70,7 +74,8 @@ class AgreementTemperature(TracksStream):
             return
         size, scores = len(scores), upcast(scores)
         one, other = views.argmax(2)
-        accuracy = (one == other).to(self.gaps.dtype).mean().pow(self.exponent)
+        agreement = (one == other).to(self.gaps.dtype).mean()
+        accuracy = torch.maximum(agreement.pow(self.exponent), self.ratio * agreement)
         scaled = scores * (-self.logs).exp()[:, None, None]
         found = (scaled.amax(2) - scaled.logsumexp(2)).exp().mean(1)
         kept = self.images.clamp_max(MEMORY)

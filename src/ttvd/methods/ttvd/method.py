@@ -33,11 +33,13 @@ from ttvd.methods.ttvd.options import (
     check_answer,
     check_choices,
     check_weights,
+    choose_agreement_ratio,
     choose_lr,
     choose_mirror,
     choose_reference_batch_size,
     choose_source_loss,
     choose_tau,
+    takes_large_steps,
 )
 from ttvd.methods.ttvd.presets import PRESETS
 from ttvd.methods.ttvd.step_scale import StepScale
@@ -103,7 +105,8 @@ class TTVD(GradientAdapter):
             whatever the filter decides, so all of a batch is used. The head must tell rotations apart; unless given,
             the weight is 1 where it does and several views are used.
         slr_weight: Weight of the soft likelihood ratio over the cells of each view, for the kept samples. None: 0.3 for
-            a head that tells rotations apart, 0 for a plain one.
+            a head that tells rotations apart, and for a plain one of 50 or more classes on a network with batch norm;
+            otherwise 0.
         prior: Number of pseudo-images, spread evenly over the classes, with which the shares of the classes in a
             batch are estimated; answers are corrected for these shares (``ttvd.geometry.prior``). ``"stream"``
             estimates the number along the stream
@@ -122,8 +125,9 @@ class TTVD(GradientAdapter):
         detect_changes: Watch the images, if the sites know those of the source (``inputs``). The adapter starts again
             where the stream changes, and moves away from the source by the evidence of a shift. False: norms and
             steps follow every stream in the same way.
-        lr: Learning rate. None: 0.05 for a head that tells rotations apart; 0.02 for a plain one, or 0.01 if the
-            network has no batch norm. This suits SGD without momentum, Adam needs about 0.001.
+        lr: Learning rate. None: 0.05 for a head that tells rotations apart, and for a plain one of 50 or more classes
+            on a network with batch norm (0.1 from 500 classes on); 0.02 for a plain one of fewer classes, 0.01 without
+            batch norm. This suits SGD without momentum, Adam needs about 0.001.
         momentum: Momentum of SGD (Nesterov), 0 unless given; first beta of Adam, 0.9 unless given.
         statistics: Where batch norms take their statistics from. None: they follow the stream, starting at the source
             (at the anchors, where the sites hold them), which is worth 16 images, with a memory of 512. With
@@ -146,10 +150,14 @@ class TTVD(GradientAdapter):
         views = sites.views if structure in ("civd", "cipd") else 1
         self.mirror = choose_mirror(chosen["mirror"], sites.mirror_gain if plain else None, structure)
         momentum = chosen["momentum"]
+        batch_norm = any(isinstance(module, _BatchNorm) for module in parts.modules())
+        kind = (1 if plain else sites.views, batch_norm, sites.num_classes)
+        if chosen["slr_weight"] is None:
+            chosen["slr_weight"] = 0.3 if takes_large_steps(*kind) else 0.0
         super().__init__(
             parts,
             anchors=sites.anchors.get(views),
-            lr=choose_lr(chosen["lr"], plain, any(isinstance(m, _BatchNorm) for m in parts.modules())),
+            lr=choose_lr(chosen["lr"], *kind),
             optimizer=optimizer,
             momentum=(0.0 if optimizer == "sgd" else 0.9) if momentum is None else momentum,
             steps=chosen["steps"],
@@ -215,8 +223,8 @@ class TTVD(GradientAdapter):
             options["agreement_filter"],
         )
         self.rotation_weight = float(several) if rotation is None else rotation
-        slr = (0.3 if self.head_views > 1 else 0.0) if slr is None else slr
-        self.slr_weight = slr if self.model.linear.out_features > 1 else 0.0  # the ratio needs two cells
+        cells = self.model.linear.out_features
+        self.slr_weight = slr if slr is not None and cells > 1 else 0.0  # the ratio needs two cells
         self.agreement_filter = (
             self.structure == "cipd" and self.head_views == 1 if filtered is None else filtered
         )
@@ -234,7 +242,7 @@ class TTVD(GradientAdapter):
         self.online_temperature: OnlineTemperature | AgreementTemperature | None = None
         if self.output_temperature == "stream":
             self.online_temperature = (
-                AgreementTemperature(sites.agreement_exponent or 1.0, like)
+                AgreementTemperature(sites.agreement_exponent or 1.0, like, choose_agreement_ratio(sites))
                 if self.mirror
                 else OnlineTemperature(like)
             )

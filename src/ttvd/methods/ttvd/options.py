@@ -5,6 +5,7 @@ from typing import Literal, TypedDict, get_args
 
 from ttvd.geometry.prior import check_count
 from ttvd.methods.gradient import StepOptions
+from ttvd.zoo.sites import Sites
 
 Structure = Literal["vd", "civd", "pd", "cipd"]
 Objective = Literal["entropy", "joint", "consensus"]
@@ -91,17 +92,36 @@ def choose_mirror(mirror: bool | None, gain: float | None, structure: str) -> bo
     return mirror if mirror is not None else structure == "pd" and gain is not None and gain >= -0.002
 
 
-def choose_lr(lr: float | None, plain: bool, batch_norm: bool) -> float:
-    """The learning rate: the user's, else one that suits the model.
+MANY, THOUSANDS = 50, 500
+"""From these many classes on, plain heads with batch norm take larger steps."""
 
-    A head that tells rotations apart has labels that are true, and takes large steps. Networks without batch norm
-    are not protected by statistics of the stream, and take small ones.
+
+def takes_large_steps(head_views: int, batch_norm: bool, classes: int) -> bool:
+    """Whether steps are large, and the soft likelihood ratio is part of the loss.
+
+    A head that tells rotations apart has labels that are true. With many classes, a wrong label pulls features towards
+    one class of many, and a run of one class is rare. Networks without batch norm are not protected by statistics of
+    the stream.
     """
+    return head_views > 1 or (batch_norm and classes >= MANY)
+
+
+def choose_lr(lr: float | None, head_views: int, batch_norm: bool, classes: int) -> float:
+    """The learning rate: the user's, else one that suits the model."""
     if lr is not None:
         if isinstance(lr, bool) or not isinstance(lr, int | float):
             raise ValueError(f"lr must be a number, got {lr!r}")
         return lr
-    return 0.05 if not plain else 0.02 if batch_norm else 0.01
+    if takes_large_steps(head_views, batch_norm, classes):
+        return 0.05 if head_views > 1 or classes < THOUSANDS else 0.1
+    return 0.02 if batch_norm else 0.01
+
+
+def choose_agreement_ratio(sites: Sites) -> float:
+    """Accuracy divided by agreement of two views on source images; 0 for fewer classes, where it is not needed."""
+    if sites.num_classes < THOUSANDS or not sites.accuracy or not sites.agreement_exponent:
+        return 0.0
+    return float(sites.accuracy ** (1.0 - 1.0 / sites.agreement_exponent))
 
 
 def choose_tau(tau: float | None, fitted: float | None) -> float:
