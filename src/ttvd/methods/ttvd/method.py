@@ -78,7 +78,8 @@ class TTVD(GradientAdapter):
     A *plain* head knows the classes only (no label augmentation). It has never seen rotated images, so by default none
     are forwarded. Where calibration found the mirrored image harmless, it is the second view: the mean logits of the
     upright and the mirrored image answer, and teach both. Images count less in the statistics of norms where the last
-    predictions are of few classes, and steps end there. What is missing is the joint label, the strongest signal.
+    predictions are of few classes, and steps end there; without batch norm they end where batches hold few classes
+    each. What is missing is the joint label, the strongest signal.
 
     The images themselves are watched too (:class:`~ttvd.methods.ttvd.input_drift.InputDrift`). Where the stream
     changes, the adapter starts again. Where the stream does not differ from the source, norms keep the statistics of
@@ -177,7 +178,7 @@ class TTVD(GradientAdapter):
         self.step_scale = None if source_loss is None else StepScale(source_loss, head.weight)
         watched = sites.inputs if chosen["detect_changes"] else None
         self.drift = None if watched is None else InputDrift(watched, head.weight)
-        self.by_evidence = plain and chosen["adaptive_step"] is not False
+        self.by_evidence, self.batch_norm = plain and chosen["adaptive_step"] is not False, batch_norm
         self.class_shares = ClassShares(sites.num_classes, head.weight) if self.drift else None
         self.source_accuracy = 1.0 if sites.accuracy is None else sites.accuracy
 
@@ -332,6 +333,8 @@ class TTVD(GradientAdapter):
         scale = self._track_stream(soft, scores, logits.detach(), rotations)
         if self.by_evidence and evidence is not None and self.class_shares is not None:
             scale = scale * evidence * self.class_shares.step_factor()
+            if not self.batch_norm:
+                scale = scale * self._balance()
         return Step(answer, loss * scale, share)
 
     @fusible()
@@ -352,7 +355,9 @@ class TTVD(GradientAdapter):
         soft = self._soften(scores.detach())
         answer = self._answer(soft)
         kept = self._filter(z, logits, scores)
-        each, share = self._objective(z, log_probs, scores, answer.argmax(1)), kept_fraction(kept)
+        # Without batch norm, labels that follow the shares would make frequent classes more frequent still.
+        labels = (answer if self.batch_norm else soft).argmax(1)
+        each, share = self._objective(z, log_probs, scores, labels), kept_fraction(kept)
         if self.slr_weight:
             each = each + self.slr_weight * soft_likelihood_ratio(log_probs).mean(0)
         loss = mean_over(each, kept)
