@@ -102,12 +102,12 @@ def test_where_the_compiler_fails_steps_run_as_they_are_written(
     adapter, plain = make_world(name)[1]().accelerate(compile=True), make_world(name)[1]()
     first, *rest = make_batches(4)
     assert torch.equal(adapter(first), plain(first))
+    # A step that the guard looks at is compiled by itself, so the second step may be the first one of its kind.
     with pytest.warns(UserWarning, match=r"not compiled.*PassManager::run failed"):
-        found = adapter(rest[0])
-    assert torch.equal(found, plain(rest[0]))
+        found = [adapter(x) for x in rest[:2]]
     assert not is_compiled(adapter)
-    for x in rest[1:]:
-        assert torch.equal(adapter(x), plain(x))
+    assert all(torch.equal(one, plain(x)) for one, x in zip(found, rest[:2], strict=True))
+    assert torch.equal(adapter(rest[2]), plain(rest[2]))
     for key, value in plain.snapshot().items():
         assert torch.equal(adapter.snapshot()[key], value), key
 
@@ -159,17 +159,18 @@ def find_parameters(adapter: Adapter) -> list[Tensor]:
 def test_steps_that_are_compiled_have_their_state_in_one_piece() -> None:
     _, make = make_world("ttvd")
     adapter = make().accelerate(compile=True)
-    first, second, *_ = make_batches(2)
+    first, second, third = make_batches(3)
     adapter(first)
     assert len(find_runs(find_parameters(adapter))) > 1, "the first batch is not compiled"
-    adapter(second)
+    adapter(second)  # the guard looks at it, which is a step of its own
+    adapter(third)
     assert len(find_runs(find_parameters(adapter))) == 1
     places = [p.data_ptr() for p in find_parameters(adapter)]
     assert not lay_out(adapter)
     assert [p.data_ptr() for p in find_parameters(adapter)] == places
     plain = make()
-    plain(first)
-    plain(second)
+    for batch in (first, second, third):
+        plain(batch)
     assert len(find_runs(find_parameters(plain))) > 1
 
 

@@ -132,6 +132,32 @@ def test_a_sorted_stream_is_no_collapse() -> None:
     assert stage.monitor.describe().rollbacks == 0
 
 
+def test_an_adapter_that_loses_the_classes_of_a_sorted_stream_goes_back_to_the_source() -> None:
+    """The source sees one class after another, at 70 %; the adapter gives every batch all classes alike."""
+    stage = Stage()
+    states = []
+    for number in range(40):
+        labels = torch.full((SAMPLE,), number // 4 % CLASSES)
+        states.append(stage.look(stage.answer(stage.labels()), stage.answer(labels, 0.7)))
+    status = stage.monitor.describe()
+    assert states[3] == "adapting", "one class does not tell a sorted stream from a biased source"
+    assert set(states[4:36]) == {"source"}, "it is held for 32 looks"
+    assert states[36] == "adapting", "then it tries again"
+    assert "tells batches of different classes apart" in status.reason
+    assert status.returns == 1
+    assert status.rollbacks == 0
+    assert stage.weight.tolist() == [0.0, 0.0, 0.0], "the initial state"
+
+
+def test_a_biased_source_does_not_look_like_a_sorted_stream() -> None:
+    """The source gives most images of every batch one class, and the adapter is right."""
+    stage = Stage()
+    for _ in range(60):
+        labels = stage.labels()
+        biased = stage.answer(torch.where(torch.rand(SAMPLE, generator=stage.generator) < 0.8, 3, labels))
+        assert stage.look(stage.answer(labels, 0.7), biased) == "adapting"
+
+
 def test_a_collapse_leads_back_to_the_good_state_and_then_to_the_source() -> None:
     stage = Stage(snapshot_every=2, hold=8)
     for _ in range(8):

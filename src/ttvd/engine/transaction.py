@@ -520,31 +520,35 @@ class StepLock(Renewed):
         assert isinstance(module, nn.Module)
         if _is_owned(self._gate) and not self.is_stepping():  # a part of a larger read
             return function(module)
-        with self._entrance:
-            pass
-        with self._gate:
-            if self._open is None:
-                return self._read_itself(module, function)
-            transaction = self._open
-            before = transaction.view(module)
-        with transaction.reading, self._beside_stream(module.device):
-            try:
-                return function(before)
-            except BaseException:
-                transaction.drop_view()
-                raise
+        modes = ThreadModes(module.device.type)
+        try:
+            with self._entrance:
+                pass
+            with self._gate:
+                if self._open is None:
+                    return self._read_itself(module, function)
+                transaction = self._open
+                before = transaction.view(module)
+            with transaction.reading, self._beside_stream(module.device):
+                try:
+                    return function(before)
+                except BaseException:
+                    transaction.drop_view()
+                    raise
+        except BaseException:
+            modes.restore()
+            raise
 
     def _read_itself(self, module: Root, function: Callable[[Any], R]) -> R:
         """Read a module while no step is under way. A pass may set attributes, which an interrupt must not leave."""
         self._follow_stream(module.device)
-        transaction, modes = Transaction(module), ThreadModes(module.device.type)
+        transaction = Transaction(module)
         transaction.save_attributes()
         try:
             self._open = transaction
             out = function(module)
             self._open = None
         except BaseException:
-            modes.restore()
             self._recover()
             raise
         return out

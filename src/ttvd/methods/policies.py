@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ttvd.engine.acceleration import Precision, keeping_modes
 from ttvd.engine.module import Capture, StepGuard, Validation
-from ttvd.engine.state import StatefulModule
+from ttvd.engine.state import State, StatefulModule
 from ttvd.engine.step_runner import StepRunner, can_wait, undo_unless_finite
 from ttvd.engine.transaction import Place, Transaction
 from ttvd.methods.adapter import Adapter
@@ -121,6 +121,10 @@ class Policy(Adapter):
         """Copy the initial state, also that of the adapter inside."""
         self.adapter.keep_initial()
         super().keep_initial()
+
+    def unguarded(self) -> tuple[State, State]:
+        """What the guard of the adapter inside may put back: its state, by its names."""
+        return self.adapter.unguarded()
 
     def find_places(self) -> list[Place]:
         """Those of the adapter inside, and those of the policy."""

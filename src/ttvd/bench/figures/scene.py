@@ -257,6 +257,8 @@ def power_diagrams(parts: SplitModel, views: int) -> tuple[Diagram, Diagram]:
 def build_adapter(method: FigureMethod, parts: SplitModel, sites: Sites, **params: Any) -> Adapter:
     """Build the adapter of a method in a figure around a label-augmented model.
 
+    It has no guard, whose looks at the source would be passes of other features.
+
     Args:
         method: The method.
         parts: Source model.
@@ -268,7 +270,7 @@ def build_adapter(method: FigureMethod, parts: SplitModel, sites: Sites, **param
         method.params
     )
     if "sites" in entry.needs:
-        return create(method.name, parts, sites=sites, **chosen)
+        return create(method.name, parts, sites=sites, guard=False, **chosen)
     several = AggregatedViews(parts, sites.views, sites.views)
     return create(method.name, several if method.all_views else parts.upright(sites.views), **chosen)
 

@@ -292,11 +292,11 @@ class BatchContrast(nn.Module):
     @torch.no_grad()
     def update(self, adapted: Tensor, source: Tensor, images: int, fine: Tensor) -> None:
         """Take the mean answers (k,) to some images into account; nothing changes unless ``fine`` is true."""
-        means = torch.stack([adapted, source]).nan_to_num(0.0, 0.0, 0.0)
+        means = torch.stack([adapted, source]).nan_to_num(0.0, 0.0, 0.0).to(self.means.dtype)
         change, other = (means - self.means) * (self.looks > 0)
         # By chance alone, the mean of these images differs from the average by 5/4 / images at most.
         products = torch.stack([(change * other).sum(), other.square().sum() - 1.25 / images])
-        looks = self.looks.float()
+        looks = self.looks.to(self.means.dtype)
         self.means.lerp_(means, fine / (looks.clamp_max(3.0) + 1.0))
         self.products.lerp_(products, fine * (looks > 0) / looks.clamp(1.0, 6.0))
         self.looks.add_(fine)
@@ -479,16 +479,16 @@ class GuardMonitor(nn.Module):
 
     def _follow(self, look: Look, fine: Tensor) -> None:
         """Update the averages."""
-        images = self.images.clamp_max(self.window).float()
+        images = self.images.clamp_max(self.window).to(self.adapted.dtype)
         share = torch.where(fine, look.images / (images + look.images), 0.0)
         change, other = (self.images > 0) * (look.adapted - self.adapted), look.source - self.source
-        changes = torch.stack([change @ other, change @ change])
+        changes = torch.stack([(change * other).sum(), change.square().sum()])
         for average, new in (
             (self.adapted, look.adapted),
             (self.source, look.source),
             (self.levels, torch.cat([look.levels, changes])),
         ):
-            average.lerp_(new.nan_to_num(0.0, 0.0, 0.0), share)
+            average.lerp_(new.nan_to_num(0.0, 0.0, 0.0).to(average.dtype), share)
         self.images.add_(fine * look.images)
         if self.test is not None:
             self.test.update(look.entropies, fine)

@@ -313,6 +313,8 @@ class TTVD(GradientAdapter):
         if self.drift.following and not self.drift.settled:
             windows, changed = self.drift.look(x, self._tolerance(), self._class_scale())
             self.reset_where(changed, KEPT)
+            if isinstance(self.guard, GuardMonitor):
+                self.guard.contrast.forget(changed)  # the source changes its answers here for another reason
             self.drift.write(windows)
         return self._allow(self.drift.evidence(self.drift.windows(), self._class_scale()))
 
