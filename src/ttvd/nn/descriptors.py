@@ -25,11 +25,14 @@ class InputMoments:
         means: Means (f,), float64.
         deviations: Standard deviations over images (f,), float64, positive.
         radii: How far the mean of a single class may lie from the mean of all, (f,), float64, positive.
+        classes: Means of each class (k, f), float64, drawn to the mean of all as far as chance may explain the
+            difference. None where they are not known.
     """
 
     means: Tensor
     deviations: Tensor
     radii: Tensor
+    classes: Tensor | None = None
 
     def __post_init__(self) -> None:
         for name, values in (("means", self.means), ("deviations", self.deviations), ("radii", self.radii)):
@@ -39,6 +42,15 @@ class InputMoments:
                 )
             if not bool(values.isfinite().all()) or (name != "means" and not bool((values > 0).all())):
                 raise ValueError(f"{name} of inputs must be finite, and positive unless they are means")
+        known = self.classes
+        if known is None:
+            return
+        if known.ndim != 2 or known.shape[1:] != self.means.shape or known.dtype != torch.float64:
+            raise ValueError(
+                f"classes of inputs must be float64 (k, {len(self.means)}), got {known.dtype} {tuple(known.shape)}"
+            )
+        if not bool(known.isfinite().all()):
+            raise ValueError("classes of inputs must be finite")
 
 
 def describe(x: Tensor) -> Tensor:
@@ -85,11 +97,17 @@ def _log(energy: Tensor) -> Tensor:
     return (energy + _FLOOR).log()
 
 
-def measure_inputs(descriptors: Tensor, labels: Tensor) -> InputMoments:
+def measure_inputs(descriptors: Tensor, labels: Tensor, num_classes: int | None = None) -> InputMoments:
     """Moments of descriptors (n, f) of labelled source images.
 
     The radius is twice the standard deviation of the means of the classes, by the analysis of variance: what chance
     adds to the means of few images is subtracted.
+
+    Args:
+        descriptors: Descriptors (n, f).
+        labels: Labels (n,).
+        num_classes: Number of classes k of the model; None for the largest label and 1. A class without images gets
+            the mean of all.
     """
     values = descriptors.double()
     mean, std = values.mean(0), values.std(0).clamp_min(1e-6)
@@ -102,13 +120,19 @@ def measure_inputs(descriptors: Tensor, labels: Tensor) -> InputMoments:
         0, rows, values
     )
     means = sums / counts[:, None]
+    own = None
     if n > k > 1:
         within = (values - means[rows]).square().sum(0) / (n - k)
         between = (counts[:, None] * (means - mean).square()).sum(0) / (k - 1)
         size = (n - counts.square().sum() / n) / (k - 1)
-        spread = _CLASSES * ((between - within) / size).clamp_min(0.0).sqrt()
+        variance = ((between - within) / size).clamp_min(0.0)
+        spread = _CLASSES * variance.sqrt()
         chance = _CLASSES * (within / counts[:, None]).sqrt()
         radius = torch.maximum(spread, ((means - mean).abs() - chance).amax(0))
+        known = variance / (variance + within / counts[:, None]).clamp_min(1e-12)
+        own = mean.repeat(int(labels.max()) + 1 if num_classes is None else num_classes, 1)
+        own[classes] = mean + known * (means - mean)
     else:
         radius = torch.zeros_like(std)
-    return InputMoments(mean.cpu(), std.cpu(), torch.maximum(radius, LEAST_RADIUS * std).cpu())
+    own = None if own is None else own.cpu()
+    return InputMoments(mean.cpu(), std.cpu(), torch.maximum(radius, LEAST_RADIUS * std).cpu(), own)

@@ -240,7 +240,7 @@ def calibrate(
         rotation_loss=measured.rotation_loss(),
         mirror_gain=(measured.right_averaged - measured.right) / measured.count,
         accuracy=accuracy,
-        inputs=measured.inputs(),
+        inputs=measured.inputs(sites.num_classes),
         agreement_exponent=hardest.agreement_exponent(),
         entropies={} if trained_on else measured.entropies(fitted),
     )
@@ -348,9 +348,9 @@ class _Measurements:
         count = self.count + 2 * _FEW
         return math.log((self.right_averaged + _FEW) / count) / math.log((count - _FEW - self.apart) / count)
 
-    def inputs(self) -> InputMoments:
+    def inputs(self, num_classes: int) -> InputMoments:
         """Return the moments of the descriptors of the images."""
-        return measure_inputs(torch.cat(self._descriptors), torch.cat(self._labels))
+        return measure_inputs(torch.cat(self._descriptors), torch.cat(self._labels), num_classes)
 
     def rotation_loss(self) -> float | None:
         """Return the mean loss of the rotations; None for a head that does not tell them apart."""

@@ -228,6 +228,8 @@ class Sites:
             tensors[f"norm_variances.{views}"] = anchors.variances.clone()
         if self.inputs is not None:
             tensors["inputs"] = torch.stack([self.inputs.means, self.inputs.deviations, self.inputs.radii])
+            if self.inputs.classes is not None:
+                tensors["input_classes"] = self.inputs.classes
         tensors |= {f"entropies.{key}": quantiles for key, quantiles in self.entropies.items()}
         write_tensors(path, tensors, kind=KIND, version=FORMAT_VERSION, metadata=metadata)
 
@@ -255,7 +257,10 @@ class Sites:
                 for name in ("mirror_gain", "accuracy", "agreement_exponent")
             )
             name = metadata["fingerprint"]
-            inputs = InputMoments(*tensors["inputs"]) if "inputs" in tensors else None
+            inputs = None
+            if "inputs" in tensors:
+                middle, deviations, radii = tensors["inputs"]
+                inputs = InputMoments(middle, deviations, radii, tensors.get("input_classes"))
             entropies = {
                 key.removeprefix("entropies."): tensors[key]
                 for key in sorted(tensors)

@@ -5,6 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ttvd.geometry.precision import upcast
 from ttvd.methods.shared.losses import all_finite
 from ttvd.nn.descriptors import LEAST_RADIUS, InputMoments, describe
 from ttvd.nn.norms import TracksStream
@@ -19,6 +20,8 @@ RAMP = 0.25
 """Beyond one radius of the classes, the evidence of a shift rises from 0 to 1 over this many radii."""
 SPREAD = 1.3
 """A stream of several domains spreads this many times as far as the source, or further."""
+MISTAKEN, LEAST_MISTAKEN = 3.0, 0.08
+"""Factor on the share of wrong predictions, in the worst class, and the least share that is allowed for."""
 
 
 class Windows(NamedTuple):
@@ -29,14 +32,26 @@ class Windows(NamedTuple):
         square: Mean of the squares of the long window, (f,).
         images: Number of images in the long window.
         recent: Mean of the short window, (f,).
+        recent_square: Mean of its squares, (f,).
         recent_images: Number of images in the short window.
+        explained: Mean of the long window that source images of the predicted classes would have, (f,).
+        recent_explained: The same of the short window, (f,).
+        residual: What the classes did not explain of the long window before the present batch, (f,).
+        residual_images: Number of images from which that was known; 0 for none.
+        left: Whether what is not explained has come or gone with the last images.
     """
 
     mean: Tensor
     square: Tensor
     images: Tensor
     recent: Tensor
+    recent_square: Tensor
     recent_images: Tensor
+    explained: Tensor
+    recent_explained: Tensor
+    residual: Tensor
+    residual_images: Tensor
+    left: Tensor
 
     def deviations(self) -> Tensor:
         """Standard deviations of the long window, at least those of the source."""
@@ -48,19 +63,26 @@ class InputDrift(TracksStream):
 
     The descriptors of an image (:func:`ttvd.nn.descriptors.describe`) do not depend on the network. The radius of a
     descriptor is how far the mean of a single class may lie from the mean of all. A stream that comes sorted by class
-    moves within it, so a move within it says nothing. Where the stream mixes classes, their mean lies closer, and the
-    radius is smaller (:meth:`ttvd.methods.ttvd.class_shares.ClassShares.class_scale`).
+    moves within it, so a move within it says nothing by itself. Where the stream mixes classes, their mean lies closer,
+    and the radius is smaller (:meth:`ttvd.methods.ttvd.class_shares.ClassShares.class_scale`).
+
+    Predictions tell more. On images of the source most of them are right, so the classes that are predicted explain
+    where the mean of the descriptors lies, whatever the order of the classes (:meth:`explain`). What they leave
+    unexplained is compared with a much smaller radius. A prediction follows its batch, so it counts from the next
+    batch on.
 
     - The stream has *changed* if a short window differs from a long one by more than one radius, or by more than two
-      in a stream whose batches hold few classes each. The long window starts again then.
-    - The *evidence* of a shift is 0 as long as the long window lies within one radius of the source, and 1 from
-      1 + ``RAMP`` radii on. A stream that spreads further than the source is evidence too.
+      in a stream whose batches hold few classes each; or if only one of the two is explained by its classes, and they
+      differ in that. The long window starts again then.
+    - The *evidence* of a shift is 0 as long as the long window lies within one radius of the source and is explained,
+      and 1 from 1 + ``RAMP`` radii on. A stream that spreads further than the source is evidence too.
 
-    Both allow for chance: ``CHANCE`` standard errors of the means.
+    All allow for chance: ``CHANCE`` standard errors of the means.
 
     Args:
         source: Moments of the descriptors of source images.
         like: A tensor with the device of the state.
+        accuracy: Accuracy of the source on its own kind of images.
 
     Example:
         >>> from ttvd.nn.descriptors import measure_inputs
@@ -73,23 +95,30 @@ class InputDrift(TracksStream):
         (0.0, True)
     """
 
-    mean: Tensor
-    square: Tensor
-    images: Tensor
-    recent: Tensor
-    recent_images: Tensor
     source_mean: Tensor
     source_deviation: Tensor
     radius: Tensor
+    explained_radius: Tensor
+    classes: Tensor | None
 
-    def __init__(self, source: InputMoments, like: Tensor) -> None:
+    def __init__(self, source: InputMoments, like: Tensor, accuracy: float = 1.0) -> None:
         super().__init__()
         for name in Windows._fields:
-            shape = () if name.endswith("images") else source.means.shape
-            self.register_buffer(name, torch.zeros(shape, device=like.device))
-        constants = (source.means, source.deviations, source.radii / source.deviations)
-        for name, value in zip(("source_mean", "source_deviation", "radius"), constants, strict=True):
-            self.register_buffer(name, value.to(like.device, torch.float32), persistent=False)
+            shape = () if name.endswith("images") or name == "left" else source.means.shape
+            dtype = torch.bool if name == "left" else torch.float32
+            self.register_buffer(name, torch.zeros(shape, dtype=dtype, device=like.device))
+        radius = source.radii / source.deviations
+        known = source.classes
+        constants = {
+            "source_mean": source.means,
+            "source_deviation": source.deviations,
+            "radius": radius,
+            "explained_radius": _scale(radius, MISTAKEN * max(1.0 - accuracy, LEAST_MISTAKEN)),
+            "classes": None if known is None else (known - source.means) / source.deviations,
+        }
+        for name, value in constants.items():
+            constant = None if value is None else value.to(like.device, torch.float32)
+            self.register_buffer(name, constant, persistent=False)
 
     def windows(self) -> Windows:
         """The present windows; not copies."""
@@ -97,7 +126,7 @@ class InputDrift(TracksStream):
 
     def scaled_radius(self, scale: Tensor | float) -> Tensor:
         """Radii (f,) in standard deviations of the source, by a factor smaller, but not below the least radius."""
-        return torch.minimum(self.radius, (self.radius * scale).clamp_min(LEAST_RADIUS))
+        return _scale(self.radius, scale)
 
     @torch.no_grad()
     def look(
@@ -115,23 +144,24 @@ class InputDrift(TracksStream):
         mean, square = found.mean(0), found.square().mean(0)
         kept = old.recent_images.clamp_max(max(0.0, WINDOW - size))
         recent, recent_images = torch.lerp(old.recent, mean, size / (kept + size)), kept + size
-        chance = (
-            CHANCE
-            * old.deviations()
-            * (recent_images.reciprocal() + old.images.clamp_min(1.0).reciprocal()).sqrt()
-        )
-        jump = (((recent - old.mean).abs() - chance) / self.scaled_radius(scale)).amax()
-        changed = (jump > tolerance) & (old.images > 0)
+        away = (recent - old.mean).abs() - _chance(old, recent_images, old.images)
+        changed = ((away / self.scaled_radius(scale)).amax() > tolerance) & (old.images > 0)
         kept = old.images.clamp_max(MEMORY) * ~changed
         share = size / (kept + size)
-        new = Windows(
-            torch.lerp(old.mean, mean, share),
-            torch.lerp(old.square, square, share),
-            kept + size,
-            torch.where(changed, mean, recent),
-            torch.where(changed, size, recent_images),
+        new = old._replace(
+            mean=torch.lerp(old.mean, mean, share),
+            square=torch.lerp(old.square, square, share),
+            images=kept + size,
+            recent=torch.where(changed, mean, recent),
+            recent_square=torch.where(
+                changed, square, torch.lerp(old.recent_square, square, size / recent_images)
+            ),
+            recent_images=torch.where(changed, size, recent_images),
+            residual=old.residual * ~changed,
+            residual_images=old.residual_images * ~changed,
+            left=torch.zeros_like(old.left),
         )
-        return new, changed
+        return new, changed | old.left
 
     @torch.no_grad()
     def evidence(self, windows: Windows, scale: Tensor | float = 1.0) -> Tensor:
@@ -144,7 +174,54 @@ class InputDrift(TracksStream):
         chance = CHANCE * windows.images.clamp_min(1.0).rsqrt()
         away = ((windows.mean.abs() - chance * windows.deviations()) / self.scaled_radius(scale)).amax()
         wide = (windows.deviations() - chance).amax() / SPREAD
-        return ((torch.maximum(away, wide) - 1.0) / RAMP).clamp(0.0, 1.0)
+        found = _ramp(torch.maximum(away, wide))
+        return torch.maximum(found, self._unexplained(windows, windows.residual, windows.residual_images))
+
+    def _unexplained(self, windows: Windows, residual: Tensor, images: Tensor) -> Tensor:
+        """The evidence in what the classes of so many images do not explain, a scalar from 0 to 1."""
+        chance = CHANCE * windows.deviations() * images.clamp_min(1.0).rsqrt()
+        away = ((residual.abs() - chance) / self.explained_radius).amax()
+        return _ramp(away) * (images > 0)
+
+    @torch.no_grad()
+    def explain(self, scores: Tensor, tolerance: Tensor | float = 1.0, scale: Tensor | float = 1.0) -> None:
+        """Compare the last batch with source images of its predicted classes, after :meth:`write`.
+
+        Inside ``following_stream`` and not inside ``settled_stream``. Nothing changes if the descriptors of the classes
+        are not known, or if a value is not finite.
+
+        Args:
+            scores: Scores (b, k) of the images of the batch.
+            tolerance: As in :meth:`look`.
+            scale: As in :meth:`look`.
+        """
+        if self.classes is None or not self.following or self.settled:
+            return
+        now, size = self.windows(), float(len(scores))
+        found = upcast(scores).softmax(1).mean(0).to(self.classes.dtype) @ self.classes
+        explained = torch.lerp(now.explained, found, size / now.images)
+        recent_explained = torch.lerp(now.recent_explained, found, size / now.recent_images)
+        residual, recent = now.mean - explained, now.recent - recent_explained
+        before = self._unexplained(now, now.residual, now.residual_images)
+        after = self._unexplained(now, recent, now.recent_images)
+        # A stream is taken for the source, of which all is known, until it has shown something else.
+        known = torch.where(now.residual_images > 0, now.residual_images, torch.inf)
+        away = (recent - now.residual).abs() - _chance(now, now.recent_images, known)
+        left = (away / self.explained_radius).amax() > tolerance
+        unseen = self.evidence(now, scale) < 1.0
+        left = left & ((unseen & (after == 1.0)) | ((before == 1.0) & (after == 0.0)))
+        self.write(
+            now._replace(
+                mean=torch.where(left, now.recent, now.mean),
+                square=torch.where(left, now.recent_square, now.square),
+                images=torch.where(left, now.recent_images, now.images),
+                explained=torch.where(left, recent_explained, explained),
+                recent_explained=recent_explained,
+                residual=torch.where(left, recent, residual),
+                residual_images=torch.where(left, now.recent_images, now.images),
+                left=left,
+            )
+        )
 
     @torch.no_grad()
     def write(self, windows: Windows) -> None:
@@ -152,3 +229,17 @@ class InputDrift(TracksStream):
         fine = all_finite(torch.cat([part.flatten() for part in windows]))
         for old, new in zip(self.windows(), windows, strict=True):
             old.copy_(torch.where(fine, new, old))
+
+
+def _scale(radius: Tensor, scale: Tensor | float) -> Tensor:
+    return torch.minimum(radius, (radius * scale).clamp_min(LEAST_RADIUS))
+
+
+def _ramp(away: Tensor) -> Tensor:
+    return ((away - 1.0) / RAMP).clamp(0.0, 1.0)
+
+
+def _chance(windows: Windows, images: Tensor, others: Tensor) -> Tensor:
+    """How far means of so many images may lie apart by chance, (f,)."""
+    both = images.clamp_min(1.0).reciprocal() + others.clamp_min(1.0).reciprocal()
+    return CHANCE * windows.deviations() * both.sqrt()

@@ -177,10 +177,10 @@ class TTVD(GradientAdapter):
         source_loss = choose_source_loss(chosen["adaptive_step"], source_loss, optimizer)
         self.step_scale = None if source_loss is None else StepScale(source_loss, head.weight)
         watched = sites.inputs if chosen["detect_changes"] else None
-        self.drift = None if watched is None else InputDrift(watched, head.weight)
+        self.source_accuracy = 1.0 if sites.accuracy is None else sites.accuracy
+        self.drift = None if watched is None else InputDrift(watched, head.weight, self.source_accuracy)
         self.by_evidence, self.batch_norm = plain and chosen["adaptive_step"] is not False, batch_norm
         self.class_shares = ClassShares(sites.num_classes, head.weight) if self.drift else None
-        self.source_accuracy = 1.0 if sites.accuracy is None else sites.accuracy
 
     def put_guard(self, guard: Guard | bool | None) -> None:
         """Watch the steps from now on; the guard learns of the entropies and the accuracy on source images."""
@@ -377,6 +377,8 @@ class TTVD(GradientAdapter):
         self, soft: Tensor, scores: Tensor, views: Tensor, rotations: Tensor | None
     ) -> Tensor | float:
         """Update everything that is estimated along the stream; returns the factor on the step."""
+        if self.drift is not None:
+            self.drift.explain(soft, self._tolerance(), self._class_scale())
         if self.class_shares is not None:
             self.class_shares.update(soft)
         if self.label_shift is not None:
