@@ -91,6 +91,38 @@ def test_the_radius_is_what_classes_explain() -> None:
     assert moments.radii.item() < 0.35 * moments.deviations.item()
 
 
+def test_means_of_classes_are_drawn_to_the_mean_of_all_as_far_as_chance_explains_them() -> None:
+    """By hand: the share of the variance of a class mean that is not chance; a class without images has the mean."""
+    generator = torch.Generator().manual_seed(2)
+    labels = torch.tensor([0] * 40 + [1] * 10 + [3] * 4)
+    values = (labels.double() + torch.randn(54, generator=generator, dtype=torch.float64))[:, None]
+    found = measure_inputs(values, labels, 5).classes
+    assert found is not None
+    groups = {
+        k: [float(v) for v, one in zip(values[:, 0], labels, strict=True) if one == k] for k in (0, 1, 3)
+    }
+    mean = sum(map(sum, groups.values())) / 54
+    own = {k: sum(group) / len(group) for k, group in groups.items()}
+    within = sum((v - own[k]) ** 2 for k, group in groups.items() for v in group) / (54 - 3)
+    between = sum(len(group) * (own[k] - mean) ** 2 for k, group in groups.items()) / 2
+    size = (54 - (40**2 + 10**2 + 4**2) / 54) / 2
+    variance = (between - within) / size
+    for k in range(5):
+        wanted = mean
+        if k in groups:
+            wanted += variance / (variance + within / len(groups[k])) * (own[k] - mean)
+        assert found[k].item() == pytest.approx(wanted, rel=1e-9)
+    assert measure_inputs(values[:3], torch.arange(3)).classes is None, "one image a class tells nothing"
+
+
+@pytest.mark.parametrize("wrong", ["nan", "float32", "shape", "rank"])
+def test_means_of_classes_that_cannot_be_are_refused(wrong: str) -> None:
+    one, means = torch.ones(3, dtype=torch.float64), torch.ones(4, 3, dtype=torch.float64)
+    bad = {"nan": means * math.nan, "float32": means.float(), "shape": means[:, :2], "rank": one}[wrong]
+    with pytest.raises(ValueError, match="classes of inputs must be"):
+        InputMoments(one, one, one, bad)
+
+
 @pytest.mark.parametrize("wrong", ["nan", "zero", "float32", "shape"])
 def test_moments_that_cannot_be_are_refused(wrong: str) -> None:
     one = torch.ones(3, dtype=torch.float64)
@@ -156,6 +188,153 @@ def test_windows_are_what_the_loop_says(tolerance: float, monkeypatch: pytest.Mo
             assert drift.evidence(drift.windows()).item() == pytest.approx(wanted[1], abs=1e-4)
             changes += bool(changed)
     assert 1 <= changes <= 6
+
+
+CLASS_MEANS = (-1.0, 1.0)
+"""Where two classes lie, in deviations of the source; one radius is 1.4, and accuracy 0.9 makes it 0.42."""
+
+
+def make_explained() -> InputDrift:
+    one = torch.ones(1, dtype=torch.float64)
+    moments = InputMoments(0 * one, one, 1.4 * one, torch.tensor(CLASS_MEANS, dtype=torch.float64)[:, None])
+    return InputDrift(moments, torch.zeros(()), accuracy=0.9)
+
+
+class ExplainedLoop:
+    """What the classes do not explain, for one descriptor; the windows are lists of batches with their weights."""
+
+    def __init__(self) -> None:
+        self.long: list[tuple[float, float, float, float]] = []  # weight, value, square, explained
+        self.recent: list[tuple[float, float, float, float]] = []
+        self.residual, self.known = 0.0, 0.0
+
+    @staticmethod
+    def add(window: list[Any], limit: float, size: float, batch: tuple[float, float, float]) -> list[Any]:
+        held = sum(row[0] for row in window)
+        factor = min(held, limit) / held if held else 0.0
+        return [(row[0] * factor, *row[1:]) for row in window if row[0] * factor > 0] + [(size, *batch)]
+
+    @staticmethod
+    def mean(window: list[Any], column: int) -> float:
+        return sum(row[0] * row[column] for row in window) / sum(row[0] for row in window)
+
+    def see(self, values: list[float], share: float) -> tuple[float, bool]:
+        """The evidence for this batch, and whether the next one begins anew; ``share`` is that of the second class."""
+        size = len(values)
+        value, square = sum(values) / size, sum(v * v for v in values) / size
+        batch = (value, square, CLASS_MEANS[0] * (1 - share) + CLASS_MEANS[1] * share)
+        self.long = self.add(self.long, 256, size, batch)
+        self.recent = self.add(self.recent, max(0.0, 32 - size), size, batch)
+        n, k = sum(row[0] for row in self.long), sum(row[0] for row in self.recent)
+        spread = math.sqrt(max(1.0, self.mean(self.long, 2) - self.mean(self.long, 1) ** 2))
+
+        def unexplained(residual: float, images: float) -> float:
+            if images == 0:
+                return 0.0
+            return min(1.0, max(0.0, ((abs(residual) - 2.5 * spread / math.sqrt(images)) / 0.42 - 1) / 0.25))
+
+        away = (abs(self.mean(self.long, 1)) - 2.5 * spread / math.sqrt(n)) / 1.4
+        wide = (spread - 2.5 / math.sqrt(n)) / 1.3
+        evidence = min(1.0, max(0.0, (max(away, wide) - 1) / 0.25))
+        before = unexplained(self.residual, self.known)
+        evidence = max(evidence, before)
+        now = self.mean(self.recent, 1) - self.mean(self.recent, 3)
+        after = unexplained(now, k)
+        chance = 2.5 * spread * math.sqrt(1 / k + (1 / self.known if self.known else 0.0))
+        left = (abs(now - self.residual) - chance) / 0.42 > 1.0
+        left = left and ((evidence < 1 and after == 1.0) or (before == 1.0 and after == 0.0))
+        if left:
+            self.long = list(self.recent)
+        self.residual = self.mean(self.long, 1) - self.mean(self.long, 3)
+        self.known = sum(row[0] for row in self.long)
+        return evidence, left
+
+
+def test_what_classes_explain_is_what_the_loop_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sorted and mixed batches of the source, a shift within one radius, and the source again."""
+    monkeypatch.setattr("ttvd.methods.ttvd.input_drift.describe", lambda x: x)
+    drift, loop, generator = make_explained(), ExplainedLoop(), torch.Generator().manual_seed(3)
+    drift.following = True
+    moments: dict[float, list[float]] = {0.0: [], 0.9: []}
+    begun = 0
+    for size, share, shift in (
+        (64, 0.0, 0.0),
+        (64, 1.0, 0.0),
+        (8, 0.5, 0.0),
+        (40, 0.5, 0.9),
+        (8, 1.0, 0.9),
+        (64, 0.0, 0.9),
+        (64, 1.0, 0.0),
+        (8, 0.0, 0.0),
+    ):
+        for _ in range(5):
+            labels = (torch.arange(size) < round(share * size)).long()
+            x = torch.tensor(CLASS_MEANS)[labels][:, None] + shift
+            x = x + 0.5 * torch.randn(size, 1, generator=generator)
+            pending = bool(drift.left)
+            windows, changed = drift.look(x, 99.0)  # jumps as such are tested above
+            assert bool(changed) == pending
+            drift.write(windows)
+            evidence = drift.evidence(drift.windows()).item()
+            drift.explain(99.0 * torch.nn.functional.one_hot(labels, 2).float())
+            wanted, left = loop.see(x[:, 0].tolist(), float(labels.float().mean()))
+            assert evidence == pytest.approx(wanted, abs=1e-4)
+            assert bool(drift.left) == left
+            begun += left
+            moments[shift].append(evidence)
+    assert begun == 2, "the shift comes and goes"
+    assert sum(moments[0.0][:15]) == 0.0, "the order of the classes is no shift"
+    assert moments[0.9][2:] == [1.0] * len(moments[0.9][2:])
+
+
+def test_without_the_classes_nothing_is_explained() -> None:
+    drift = make_drift(7)
+    drift.following = True
+    drift.write(drift.look(draw(8, 0))[0])
+    drift.explain(torch.ones(8, 2))
+    assert drift.residual_images.item() == 0
+
+
+def test_a_shift_smaller_than_the_classes_is_adapted_to(make_net: NetMaker) -> None:
+    """One class is dark and smooth, one is bright and noisy; with the shift, both are noisier."""
+
+    def render(labels: Tensor, factor: float, seed: int) -> Tensor:
+        bright = labels[:, None, None, None]
+        noise = torch.randn(len(labels), 1, 12, 12, generator=torch.Generator().manual_seed(seed))
+        return (0.3 + 0.3 * bright + factor * (0.02 + 0.06 * bright) * noise).clamp(0, 1)
+
+    class ByLight(torch.nn.Module):
+        """Tells light from dark."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.head = torch.nn.BatchNorm2d(1), torch.nn.Linear(1, 2)
+            with torch.no_grad():
+                self.head.weight.copy_(torch.tensor([[-60.0], [60.0]]))
+                self.head.bias.copy_(torch.tensor([27.0, -27.0]))
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.head(self.norm(x).mean((2, 3)))
+            return out
+
+    net, labels = ByLight().eval(), torch.arange(400) % 2
+    data = (render(labels, 1.0, 0), labels)
+    sites = ttvd.calibrate(net, ttvd.estimate_sites(net, data, views=1), data)
+    adapter = ttvd.TTVD(net, sites, guard=False)
+    assert adapter.drift is not None
+    found = []
+    for number, factor in enumerate([1.0] * 4 + [3.0] * 4 + [1.0] * 4):
+        adapter(render(labels[:64], factor, 10 + number))
+        found.append(adapter.drift.evidence(adapter.drift.windows()).item())
+    assert found[:4] == [0.0] * 4
+    assert found[5:8] == [1.0] * 3, "from the second batch on"
+    assert found[9:] == [0.0] * 3
+    coarse = replace(sites, inputs=replace(sites.inputs, classes=None))
+    blind = ttvd.TTVD(net, coarse, guard=False)
+    assert blind.drift is not None
+    for number in range(4):
+        blind(render(labels[:64], 3.0, 10 + number))
+    assert blind.drift.evidence(blind.drift.windows()).item() == 0.0
 
 
 def test_values_that_are_not_finite_change_nothing() -> None:

@@ -53,8 +53,8 @@ TENSORS = {
 def test_tensors_are_those_of_the_first_release_to_the_bit(name: str) -> None:
     tensors = load_file(Path(str(files("ttvd.zoo"))) / "checkpoints" / f"{name}.safetensors")
     digest = hashlib.sha256()
-    added = {key for key in tensors if key == "inputs" or key.startswith("entropies.")}
-    assert ("inputs" in added) == (len(added) > 1) == name.endswith(".sites"), "what was added since"
+    added = {key for key in tensors if key.startswith(("inputs", "input_classes", "entropies."))}
+    assert ({"inputs", "input_classes"} < added) == (len(added) > 2) == name.endswith(".sites"), "added since"
     for key in sorted(tensors.keys() - added):
         digest.update(f"{key} {tuple(tensors[key].shape)} {tensors[key].dtype}\n".encode())
         digest.update(tensors[key].reshape(-1).view(torch.uint8).numpy().data)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from ttvd.geometry import assign
 from ttvd.nn.anchors import Anchors
+from ttvd.nn.descriptors import InputMoments
 from ttvd.nn.fingerprint import fingerprint
 from ttvd.nn.split import split
 from ttvd.zoo.catalog import Source
@@ -221,6 +222,17 @@ def test_round_trip_of_what_files_may_lack(tmp_path: Path, name: str) -> None:
     changed = {name: math.nan}
     with pytest.raises(ValueError, match=f"{name} must be a number from -?[01] to 1, got nan"):
         replace(make_sites(), **changed)
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_round_trip_of_descriptors(tmp_path: Path, known: bool) -> None:
+    path, values = tmp_path / "a.safetensors", torch.rand(5, 4, dtype=torch.float64) + 0.1
+    inputs = InputMoments(values[0], values[1], values[2], values[2:] if known else None)
+    replace(make_sites(), inputs=inputs).save(path)
+    found = Sites.load(path).inputs
+    assert found is not None
+    for one, other in zip(vars(found).values(), vars(inputs).values(), strict=True):
+        assert (one is None and other is None) or torch.equal(one, other)
 
 
 def test_a_changed_number_is_noticed(tmp_path: Path) -> None:
