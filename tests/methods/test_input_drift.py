@@ -216,7 +216,8 @@ class ExplainedLoop:
 
     @staticmethod
     def mean(window: list[Any], column: int) -> float:
-        return sum(row[0] * row[column] for row in window) / sum(row[0] for row in window)
+        total: float = sum(row[0] for row in window)
+        return sum(float(row[0] * row[column]) for row in window) / total
 
     def see(self, values: list[float], share: float) -> tuple[float, bool]:
         """The evidence for this batch, and whether the next one begins anew; ``share`` is that of the second class."""
@@ -292,7 +293,7 @@ def test_without_the_classes_nothing_is_explained() -> None:
     drift.following = True
     drift.write(drift.look(draw(8, 0))[0])
     drift.explain(torch.ones(8, 2))
-    assert drift.residual_images.item() == 0
+    assert drift.windows().residual_images.item() == 0
 
 
 def test_a_shift_smaller_than_the_classes_is_adapted_to(make_net: NetMaker) -> None:
@@ -308,7 +309,8 @@ def test_a_shift_smaller_than_the_classes_is_adapted_to(make_net: NetMaker) -> N
 
         def __init__(self) -> None:
             super().__init__()
-            self.norm, self.head = torch.nn.BatchNorm2d(1), torch.nn.Linear(1, 2)
+            self.norm: torch.nn.Module = torch.nn.BatchNorm2d(1)
+            self.head: torch.nn.Linear = torch.nn.Linear(1, 2)
             with torch.no_grad():
                 self.head.weight.copy_(torch.tensor([[-60.0], [60.0]]))
                 self.head.bias.copy_(torch.tensor([27.0, -27.0]))
@@ -329,6 +331,7 @@ def test_a_shift_smaller_than_the_classes_is_adapted_to(make_net: NetMaker) -> N
     assert found[:4] == [0.0] * 4
     assert found[5:8] == [1.0] * 3, "from the second batch on"
     assert found[9:] == [0.0] * 3
+    assert sites.inputs is not None
     coarse = replace(sites, inputs=replace(sites.inputs, classes=None))
     blind = ttvd.TTVD(net, coarse, guard=False)
     assert blind.drift is not None
