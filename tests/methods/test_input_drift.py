@@ -288,6 +288,28 @@ def test_what_classes_explain_is_what_the_loop_says(monkeypatch: pytest.MonkeyPa
     assert moments[0.9][2:] == [1.0] * len(moments[0.9][2:])
 
 
+@pytest.mark.parametrize("size", [64, 16])
+@pytest.mark.parametrize("order", ["shuffled", "sorted"])
+def test_a_shift_within_one_radius_is_seen_at_once_where_classes_are_mixed(
+    size: int, order: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It begins with the fifth group of 64 images and ends with the ninth. Without it, the order is no change."""
+    monkeypatch.setattr("ttvd.methods.ttvd.input_drift.describe", lambda x: x)
+    drift, generator, found = make_explained(), torch.Generator().manual_seed(4), []
+    drift.following, mixed = True, order == "shuffled"
+    for group in range(12):
+        for _ in range(64 // size):
+            share = 0.5 if mixed else float(group % 2)
+            labels = (torch.arange(size) < round(share * size)).long()
+            x = torch.tensor(CLASS_MEANS)[labels][:, None] + (1.3 if mixed and 4 <= group < 8 else 0.0)
+            x = x + 0.3 * torch.randn(size, 1, generator=generator)
+            windows, changed = drift.look(x, 1.0 if mixed else 2.0)
+            found += [group] if bool(changed) else []
+            drift.write(windows)
+            drift.explain(99.0 * torch.nn.functional.one_hot(labels, 2).float())
+    assert found == ([4, 8] if mixed else [])
+
+
 def test_without_the_classes_nothing_is_explained() -> None:
     drift = make_drift(7)
     drift.following = True

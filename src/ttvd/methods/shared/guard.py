@@ -545,7 +545,9 @@ class GuardMonitor(nn.Module):
         self.reason.copy_(torch.where(stopped | began, reason, self.reason))
         length = self.holds * 2 ** (self.strikes - 1).clamp(0, 4)
         self.hold.copy_(torch.where(stopped, length, self.hold))
-        self.alarm_information.copy_(torch.where(stopped, self.levels[4], self.alarm_information))
+        # A sorted stream shows the source now one class and now two, which is no change of the stream.
+        told = torch.where(reason == _BLIND, self.scale, self.levels[4])
+        self.alarm_information.copy_(torch.where(stopped, told, self.alarm_information))
         self.freezes.add_(began)
         self.rollbacks.add_(stopped & ~source)
         self.returns.add_(source)

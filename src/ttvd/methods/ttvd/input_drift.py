@@ -22,6 +22,8 @@ SPREAD = 1.3
 """A stream of several domains spreads this many times as far as the source, or further."""
 MISTAKEN, LEAST_MISTAKEN = 3.0, 0.08
 """Factor on the share of wrong predictions, in the worst class, and the least share that is allowed for."""
+STEADY, SWINGS, LEAST_JUMP = 192, 3.0, 0.4
+"""Images after which it is known how far classes move a short window; how many such moves are no jump; the least one."""
 
 
 class Windows(NamedTuple):
@@ -39,6 +41,8 @@ class Windows(NamedTuple):
         residual: What the classes did not explain of the long window before the present batch, (f,).
         residual_images: Number of images from which that was known; 0 for none.
         left: Whether what is not explained has come or gone with the last images.
+        swing: Mean square of how far the classes of the short window moved it from the long one, (f,).
+        swing_images: Number of images from which that is known.
     """
 
     mean: Tensor
@@ -52,6 +56,8 @@ class Windows(NamedTuple):
     residual: Tensor
     residual_images: Tensor
     left: Tensor
+    swing: Tensor
+    swing_images: Tensor
 
     def deviations(self) -> Tensor:
         """Standard deviations of the long window, at least those of the source."""
@@ -73,7 +79,9 @@ class InputDrift(TracksStream):
 
     - The stream has *changed* if a short window differs from a long one by more than one radius, or by more than two
       in a stream whose batches hold few classes each; or if only one of the two is explained by its classes, and they
-      differ in that. The long window starts again then.
+      differ in that. The long window starts again then. Two more changes are seen with the first batch. On images of
+      the source, predictions show how far the classes of this stream really move the short window; where that is
+      little, smaller jumps count. After a shift, the short window may be where the classes would explain it.
     - The *evidence* of a shift is 0 as long as the long window lies within one radius of the source and is explained,
       and 1 from 1 + ``RAMP`` radii on. A stream that spreads further than the source is evidence too.
 
@@ -145,7 +153,17 @@ class InputDrift(TracksStream):
         kept = old.recent_images.clamp_max(max(0.0, WINDOW - size))
         recent, recent_images = torch.lerp(old.recent, mean, size / (kept + size)), kept + size
         away = (recent - old.mean).abs() - _chance(old, recent_images, old.images)
-        changed = ((away / self.scaled_radius(scale)).amax() > tolerance) & (old.images > 0)
+        unexplained = self._unexplained(old, old.residual, old.residual_images)
+        radius = self.scaled_radius(scale)
+        # On images of the source, predictions tell how far classes move the windows of this stream.
+        usual = (SWINGS * old.swing.sqrt()).clamp_min(LEAST_JUMP).maximum(self.explained_radius)
+        steady = (old.swing_images >= STEADY) & (unexplained == 0.0)
+        jump = (away / torch.where(steady, torch.minimum(radius, usual), radius)).amax() > tolerance
+        back = (recent - old.explained).abs() - _chance(old, recent_images, old.images)
+        returned = (unexplained == 1.0) & ((back / self.explained_radius).amax() <= 1.0)
+        returned = returned & ((away / self.explained_radius).amax() > tolerance)
+        changed = (jump | returned) & (old.images > 0)
+        known = changed & steady & ~returned
         kept = old.images.clamp_max(MEMORY) * ~changed
         share = size / (kept + size)
         new = old._replace(
@@ -157,8 +175,8 @@ class InputDrift(TracksStream):
                 changed, square, torch.lerp(old.recent_square, square, size / recent_images)
             ),
             recent_images=torch.where(changed, size, recent_images),
-            residual=old.residual * ~changed,
-            residual_images=old.residual_images * ~changed,
+            residual=torch.where(known, recent - old.explained, old.residual * ~changed),
+            residual_images=torch.where(known, recent_images, old.residual_images * ~changed),
             left=torch.zeros_like(old.left),
         )
         return new, changed | old.left
@@ -202,6 +220,8 @@ class InputDrift(TracksStream):
         explained = torch.lerp(now.explained, found, size / now.images)
         recent_explained = torch.lerp(now.recent_explained, found, size / now.recent_images)
         residual, recent = now.mean - explained, now.recent - recent_explained
+        kept = now.swing_images.clamp_max(MEMORY)
+        swing = torch.lerp(now.swing, (recent_explained - explained).square(), size / (kept + size))
         before = self._unexplained(now, now.residual, now.residual_images)
         after = self._unexplained(now, recent, now.recent_images)
         # A stream is taken for the source, of which all is known, until it has shown something else.
@@ -220,6 +240,8 @@ class InputDrift(TracksStream):
                 residual=torch.where(left, recent, residual),
                 residual_images=torch.where(left, now.recent_images, now.images),
                 left=left,
+                swing=swing,
+                swing_images=kept + size,
             )
         )
 

@@ -283,9 +283,16 @@ class TTVD(GradientAdapter):
 
     def predictor(self, x: Tensor) -> "TTVD":
         """A copy at the start if the stream changes with this batch, as a step would start again."""
-        if self.drift is None or not bool(self.drift.look(x, self._tolerance(), self._class_scale())[1]):
+        if self.drift is None:
             return self
-        return self.copy_at_start(KEPT)
+        windows, changed = self.drift.look(x, self._tolerance(), self._class_scale())
+        if not bool(changed):
+            return self
+        twin = self.copy_at_start(KEPT)
+        assert twin.drift is not None
+        twin.drift.write(windows)
+        twin.drift.settled = True  # the batch has been looked at
+        return twin
 
     def _evidence(self, x: Tensor) -> Tensor | None:
         """The evidence of a shift, with this batch; None where the source is not known."""
