@@ -22,8 +22,10 @@ SPREAD = 1.3
 """A stream of several domains spreads this many times as far as the source, or further."""
 MISTAKEN, LEAST_MISTAKEN = 3.0, 0.08
 """Factor on the share of wrong predictions, in the worst class, and the least share that is allowed for."""
-STEADY, SWINGS, LEAST_JUMP = 192, 3.0, 0.4
-"""Images after which it is known how far classes move a short window; how many such moves are no jump; the least one."""
+STEADY = 192
+"""Images after which it is known how far the classes of a stream move a short window."""
+SWINGS, LEAST_JUMP = 3.0, 0.4
+"""How many such moves are no jump, and the least jump, in standard deviations of the source."""
 
 
 class Windows(NamedTuple):
