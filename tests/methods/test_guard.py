@@ -158,6 +158,16 @@ def test_a_biased_source_does_not_look_like_a_sorted_stream() -> None:
         assert stage.look(stage.answer(labels, 0.7), biased) == "adapting"
 
 
+def test_a_good_adapter_on_batches_of_few_classes_is_left_alone() -> None:
+    """It tells the two classes of a batch apart. The source gives most images one of three classes."""
+    stage = Stage()
+    for number in range(60):
+        pair = torch.tensor([number % CLASSES, (3 * number + 1) % CLASSES])
+        labels = pair[torch.arange(SAMPLE) % 2]
+        biased = torch.randint(3, (SAMPLE,), generator=stage.generator)
+        assert stage.look(stage.answer(labels, 0.9), stage.answer(biased, 0.95)) == "adapting"
+
+
 def test_a_collapse_leads_back_to_the_good_state_and_then_to_the_source() -> None:
     stage = Stage(snapshot_every=2, hold=8)
     for _ in range(8):
@@ -330,7 +340,7 @@ def test_a_quiet_guard_changes_no_answer() -> None:
 
 def test_a_state_is_continued_while_the_adapter_is_stopped() -> None:
     stream = make_pictures(24, 16)
-    one, other = make_guarded(lr=0.05), make_guarded(lr=0.05)
+    one, other = make_guarded(lr=0.0), make_guarded(lr=0.0)
     one(stream[0])
     collapse(one)
     for x in stream[:10]:

@@ -36,6 +36,8 @@ CHANGED = 0.2
 """Share of ln k by which the information of the source must rise before an adapter that was stopped tries again."""
 CONTRADICTION = 0.75
 """Agreement below which answers contradict the source; on images like those of the source, times its accuracy."""
+WITNESS = 0.6
+"""Share of ln k that the source must tell about the images before answers that differ from its own are guesses."""
 FOLLOWS = 0.2
 """Share of a change in the adapter's mean answer that the source must follow, where classes really change."""
 TOLD_APART = 0.04
@@ -507,7 +509,8 @@ class GuardMonitor(nn.Module):
         single = entropy(self.adapted) < math.log(SINGLE)
         collapse = (alone | single) & (adapted < HARM * source)
         against = self.levels[2] < CONTRADICTION
-        guesses = against & alone & (self.levels[3] < GOOD * self.levels[4])
+        # A source that gives most images a few classes is no witness: it mixes the classes of a batch that has few.
+        guesses = against & alone & (self.levels[3] < GOOD * self.levels[4]) & (source > WITNESS * self.scale)
         reason = torch.where(collapse, _COLLAPSE, _GUESSES)
         harm = collapse | guesses
         if self.test is not None:
