@@ -24,6 +24,8 @@ MISTAKEN, LEAST_MISTAKEN = 3.0, 0.08
 """Factor on the share of wrong predictions, in the worst class, and the least share that is allowed for."""
 STEADY = 192
 """Images after which it is known how far the classes of a stream move a short window."""
+MIXED = 1.5
+"""Tolerance below which the batches of a stream hold many classes each."""
 SWINGS, LEAST_JUMP = 3.0, 0.4
 """How many such moves are no jump, and the least jump, in standard deviations of the source."""
 
@@ -159,7 +161,7 @@ class InputDrift(TracksStream):
         radius = self.scaled_radius(scale)
         # On images of the source, predictions tell how far classes move the windows of this stream.
         usual = (SWINGS * old.swing.sqrt()).clamp_min(LEAST_JUMP).maximum(self.explained_radius)
-        steady = (old.swing_images >= STEADY) & (unexplained == 0.0)
+        steady = (old.swing_images >= STEADY) & (unexplained == 0.0) & (tolerance < MIXED)
         jump = (away / torch.where(steady, torch.minimum(radius, usual), radius)).amax() > tolerance
         back = (recent - old.explained).abs() - _chance(old, recent_images, old.images)
         returned = (unexplained == 1.0) & ((back / self.explained_radius).amax() <= 1.0)
@@ -218,7 +220,10 @@ class InputDrift(TracksStream):
         if self.classes is None or not self.following or self.settled:
             return
         now, size = self.windows(), float(len(scores))
-        found = upcast(scores).softmax(1).mean(0).to(self.classes.dtype) @ self.classes
+        shares = upcast(scores).softmax(1).mean(0).to(self.classes.dtype)
+        found = (shares[:, None] * self.classes).sum(
+            0
+        )  # a matrix product would be rounded inside of autocast
         explained = torch.lerp(now.explained, found, size / now.images)
         recent_explained = torch.lerp(now.recent_explained, found, size / now.recent_images)
         residual, recent = now.mean - explained, now.recent - recent_explained
