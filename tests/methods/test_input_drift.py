@@ -272,7 +272,7 @@ def test_what_classes_explain_is_what_the_loop_says(monkeypatch: pytest.MonkeyPa
             labels = (torch.arange(size) < round(share * size)).long()
             x = torch.tensor(CLASS_MEANS)[labels][:, None] + shift
             x = x + 0.5 * torch.randn(size, 1, generator=generator)
-            pending = bool(drift.left)
+            pending = bool(drift.pending)
             windows, changed = drift.look(x, 99.0)  # jumps as such are tested above
             assert bool(changed) == pending
             drift.write(windows)
@@ -280,7 +280,7 @@ def test_what_classes_explain_is_what_the_loop_says(monkeypatch: pytest.MonkeyPa
             drift.explain(99.0 * torch.nn.functional.one_hot(labels, 2).float())
             wanted, left = loop.see(x[:, 0].tolist(), float(labels.float().mean()))
             assert evidence == pytest.approx(wanted, abs=1e-4)
-            assert bool(drift.left) == left
+            assert bool(drift.pending) == left
             begun += left
             moments[shift].append(evidence)
     assert begun == 2, "the shift comes and goes"

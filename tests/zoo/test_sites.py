@@ -227,6 +227,8 @@ def test_round_trip_of_what_files_may_lack(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize("known", [True, False])
 def test_round_trip_of_descriptors(tmp_path: Path, known: bool) -> None:
     path, values = tmp_path / "a.safetensors", torch.rand(5, 4, dtype=torch.float64) + 0.1
+    with pytest.raises(ValueError, match="describe 5 classes, the sites are of 3"):
+        replace(make_sites(), inputs=InputMoments(values[0], values[1], values[2], values))
     inputs = InputMoments(values[0], values[1], values[2], values[2:] if known else None)
     replace(make_sites(), inputs=inputs).save(path)
     found = Sites.load(path).inputs

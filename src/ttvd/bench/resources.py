@@ -381,8 +381,7 @@ def hash_sites(sites: Sites, parts: frozenset[str]) -> str:
         if name in parts and getattr(sites, name) is not None:
             digest.update(repr(getattr(sites, name)).encode())
     if "inputs" in parts and sites.inputs is not None:
-        moments_of = (sites.inputs.means, sites.inputs.deviations, sites.inputs.radii)
-        for moments in (*moments_of, *([] if sites.inputs.classes is None else [sites.inputs.classes])):
+        for moments in filter(torch.is_tensor, vars(sites.inputs).values()):
             digest.update(moments.cpu().contiguous().numpy().data)
     if "entropies" in parts:
         for key, quantiles in sorted(sites.entropies.items()):

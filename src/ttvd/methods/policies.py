@@ -123,7 +123,7 @@ class Policy(Adapter):
         super().keep_initial()
 
     def unguarded(self) -> tuple[State, State]:
-        """What the guard of the adapter inside may put back: its state, by its names."""
+        """The state of the adapter inside, without that of its guard, and its initial values; not copies."""
         return self.adapter.unguarded()
 
     def find_places(self) -> list[Place]:

@@ -112,6 +112,11 @@ class Sites:
             raise ValueError(f"anchors are those of 1 or of all {self.views} views, not of {wrong[0]}")
         if bad := {key: tau for key, tau in self.temperatures.items() if not 0 < tau < math.inf}:
             raise ValueError(f"temperatures must be positive and finite, got {bad}")
+        described = None if self.inputs is None else self.inputs.classes
+        if described is not None and len(described) != self.num_classes:
+            raise ValueError(
+                f"inputs describe {len(described)} classes, the sites are of {self.num_classes}: calibrate them again"
+            )
         for name in ("rotation_loss", "agreement_exponent"):
             value = getattr(self, name)
             if value is not None and not (type(value) in (float, int) and 0 <= value < math.inf):

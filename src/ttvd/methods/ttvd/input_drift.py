@@ -44,7 +44,7 @@ class Windows(NamedTuple):
         recent_explained: The same of the short window, (f,).
         residual: What the classes did not explain of the long window before the present batch, (f,).
         residual_images: Number of images from which that was known; 0 for none.
-        left: Whether what is not explained has come or gone with the last images.
+        pending: Whether a change was found after the last batch was answered; the next batch starts again.
         swing: Mean square of how far the classes of the short window moved it from the long one, (f,).
         swing_images: Number of images from which that is known.
     """
@@ -59,7 +59,7 @@ class Windows(NamedTuple):
     recent_explained: Tensor
     residual: Tensor
     residual_images: Tensor
-    left: Tensor
+    pending: Tensor
     swing: Tensor
     swing_images: Tensor
 
@@ -116,8 +116,8 @@ class InputDrift(TracksStream):
     def __init__(self, source: InputMoments, like: Tensor, accuracy: float = 1.0) -> None:
         super().__init__()
         for name in Windows._fields:
-            shape = () if name.endswith("images") or name == "left" else source.means.shape
-            dtype = torch.bool if name == "left" else torch.float32
+            shape = () if name.endswith("images") or name == "pending" else source.means.shape
+            dtype = torch.bool if name == "pending" else torch.float32
             self.register_buffer(name, torch.zeros(shape, dtype=dtype, device=like.device))
         radius = source.radii / source.deviations
         known = source.classes
@@ -181,9 +181,9 @@ class InputDrift(TracksStream):
             recent_images=torch.where(changed, size, recent_images),
             residual=torch.where(known, recent - old.explained, old.residual * ~changed),
             residual_images=torch.where(known, recent_images, old.residual_images * ~changed),
-            left=torch.zeros_like(old.left),
+            pending=torch.zeros_like(old.pending),
         )
-        return new, changed | old.left
+        return new, changed | old.pending
 
     @torch.no_grad()
     def evidence(self, windows: Windows, scale: Tensor | float = 1.0) -> Tensor:
@@ -200,14 +200,20 @@ class InputDrift(TracksStream):
         return torch.maximum(found, self._unexplained(windows, windows.residual, windows.residual_images))
 
     def _unexplained(self, windows: Windows, residual: Tensor, images: Tensor) -> Tensor:
-        """The evidence in what the classes of so many images do not explain, a scalar from 0 to 1."""
+        """Return the evidence of a shift in a residual, a scalar from 0 to 1.
+
+        Args:
+            windows: What is known of the stream, for its deviations.
+            residual: Mean of the descriptors minus what the predicted classes explain, (f,).
+            images: Number of images that the mean is taken over; without any there is no evidence.
+        """
         chance = CHANCE * windows.deviations() * images.clamp_min(1.0).rsqrt()
         away = ((residual.abs() - chance) / self.explained_radius).amax()
         return _ramp(away) * (images > 0)
 
     @torch.no_grad()
     def explain(self, scores: Tensor, tolerance: Tensor | float = 1.0, scale: Tensor | float = 1.0) -> None:
-        """Compare the last batch with source images of its predicted classes, after :meth:`write`.
+        """Update what the predicted classes explain of the descriptors, after the batch has been answered.
 
         Inside ``following_stream`` and not inside ``settled_stream``. Nothing changes if the descriptors of the classes
         are not known, or if a value is not finite.
@@ -221,9 +227,8 @@ class InputDrift(TracksStream):
             return
         now, size = self.windows(), float(len(scores))
         shares = upcast(scores).softmax(1).mean(0).to(self.classes.dtype)
-        found = (shares[:, None] * self.classes).sum(
-            0
-        )  # a matrix product would be rounded inside of autocast
+        # A matrix product would be rounded inside of autocast.
+        found = (shares[:, None] * self.classes).sum(0)
         explained = torch.lerp(now.explained, found, size / now.images)
         recent_explained = torch.lerp(now.recent_explained, found, size / now.recent_images)
         residual, recent = now.mean - explained, now.recent - recent_explained
@@ -234,19 +239,19 @@ class InputDrift(TracksStream):
         # A stream is taken for the source, of which all is known, until it has shown something else.
         known = torch.where(now.residual_images > 0, now.residual_images, torch.inf)
         away = (recent - now.residual).abs() - _chance(now, now.recent_images, known)
-        left = (away / self.explained_radius).amax() > tolerance
+        pending = (away / self.explained_radius).amax() > tolerance
         unseen = self.evidence(now, scale) < 1.0
-        left = left & ((unseen & (after == 1.0)) | ((before == 1.0) & (after == 0.0)))
+        pending = pending & ((unseen & (after == 1.0)) | ((before == 1.0) & (after == 0.0)))
         self.write(
             now._replace(
-                mean=torch.where(left, now.recent, now.mean),
-                square=torch.where(left, now.recent_square, now.square),
-                images=torch.where(left, now.recent_images, now.images),
-                explained=torch.where(left, recent_explained, explained),
+                mean=torch.where(pending, now.recent, now.mean),
+                square=torch.where(pending, now.recent_square, now.square),
+                images=torch.where(pending, now.recent_images, now.images),
+                explained=torch.where(pending, recent_explained, explained),
                 recent_explained=recent_explained,
-                residual=torch.where(left, recent, residual),
-                residual_images=torch.where(left, now.recent_images, now.images),
-                left=left,
+                residual=torch.where(pending, recent, residual),
+                residual_images=torch.where(pending, now.recent_images, now.images),
+                pending=pending,
                 swing=swing,
                 swing_images=kept + size,
             )
@@ -269,6 +274,6 @@ def _ramp(away: Tensor) -> Tensor:
 
 
 def _chance(windows: Windows, images: Tensor, others: Tensor) -> Tensor:
-    """How far means of so many images may lie apart by chance, (f,)."""
+    """Return the largest difference of two sample means that chance explains, (f,); ``CHANCE`` standard errors."""
     both = images.clamp_min(1.0).reciprocal() + others.clamp_min(1.0).reciprocal()
     return CHANCE * windows.deviations() * both.sqrt()
