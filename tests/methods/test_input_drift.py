@@ -348,7 +348,9 @@ def test_a_shift_smaller_than_the_classes_is_adapted_to(make_net: NetMaker) -> N
     assert adapter.drift is not None
     found = []
     for number, factor in enumerate([1.0] * 4 + [3.0] * 4 + [1.0] * 4):
-        adapter(render(labels[:64], factor, 10 + number))
+        images = render(labels[:64], factor, 10 + number)
+        predicted = adapter.predict(images)
+        torch.testing.assert_close(adapter(images), predicted, msg=f"batch {number}")
         found.append(adapter.drift.evidence(adapter.drift.windows()).item())
     assert found[:4] == [0.0] * 4
     assert found[5:8] == [1.0] * 3, "from the second batch on"
