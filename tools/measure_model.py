@@ -21,7 +21,8 @@ import argparse
 import csv
 import json
 import statistics
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -172,6 +173,16 @@ def find_sites(model: nn.Module, shipped: ttvd.Sites | None, world: World) -> tt
     return ttvd.calibrate(model, sites, (images[first_rows:last], labels[first_rows:last]), trained_on=True)
 
 
+def keep_sites(path: Path | None, find: Callable[[], ttvd.Sites]) -> ttvd.Sites:
+    """Sites from a file, which is written if it is not there yet: with large images they take minutes."""
+    if path is not None and path.is_file():
+        return ttvd.Sites.load(path)
+    sites = find()
+    if path is not None:
+        sites.save(path)
+    return sites
+
+
 def build(method: str, model: nn.Module, sites: ttvd.Sites, world: World) -> ttvd.Adapter:
     name, _, text = method.partition(":")
     parameters = {}
@@ -186,7 +197,7 @@ def build(method: str, model: nn.Module, sites: ttvd.Sites, world: World) -> ttv
     if "fisher" in needs:
         fisher = estimate_fisher(model, world.held[0][:2000].float() / 255)
     adapter = ttvd.create(name, model, sites=sites, fisher=fisher, **parameters).to(world.options.device)
-    return adapter.accelerate(precision=world.options.precision)
+    return adapter.accelerate(precision=world.options.precision, channels_last=world.options.channels_last)
 
 
 def measure(adapter: ttvd.Adapter, world: World, cell: Cell) -> tuple[int, float, float]:
@@ -258,6 +269,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--calibrate", type=int, default=600, help="training images after those to calibrate on"
     )
+    parser.add_argument("--sites-file", type=Path, help="file to keep the sites in, and to read them from")
     parser.add_argument("--images", type=int, default=10_000)
     parser.add_argument("--held-out", action="store_true", help="measure on held-out training images")
     parser.add_argument("--methods", nargs="+", default=list(METHODS), help="names, or NAME:KEY=VALUE,...")
@@ -266,6 +278,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--precision", default="float32", choices=("float32", "bfloat16"))
+    parser.add_argument("--channels-last", action="store_true", help="faster for large images, CPUs included")
     parser.add_argument("--cache", type=Path, help="folder for corrupted images; one for each set and split")
     parser.add_argument("--rows", type=Path, help="CSV file that rows are added to, and read from")
     parser.add_argument("--table", type=Path, nargs="+", help="print the tables of these CSV files and stop")
@@ -286,7 +299,7 @@ def main() -> None:
     world = World(options, corruptions)
     found = ttvd.load(options.model, options.folder)
     model = found.model.to(options.device)
-    sites = find_sites(model, found.sites, world)
+    sites = keep_sites(options.sites_file, lambda: find_sites(model, found.sites, world))
     rows = read_rows(options.rows)
     known = {tuple(row[name] for name in FIELDS[:5]) for row in rows}
     device = torch.cuda.get_device_name() if options.device.startswith("cuda") else "CPU"
@@ -302,6 +315,7 @@ def main() -> None:
             images, error, ece = measure(adapter, world, cell)
             values = (options.model, *cell, images, f"{error:.4f}", f"{ece:.4f}", device)
             rows.append(dict(zip(FIELDS, map(str, values), strict=True)))
+            print(" ".join(rows[-1].values()), file=sys.stderr, flush=True)
             if options.rows is not None:
                 add_row(options.rows, rows[-1])
         del adapter
