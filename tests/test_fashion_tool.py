@@ -53,3 +53,10 @@ def test_a_measurement_is_that_of_its_parts() -> None:
     assert found["first"][0] == 50.0
     assert found["back"][0] == 0.0
     assert found["onset"][0] == pytest.approx(100 * 64 / 1280)
+
+
+@pytest.mark.parametrize("name", tool.NETWORKS)
+def test_networks_classify_grey_images_of_28_pixels(name: str) -> None:
+    model, epochs = tool.make_network(name)
+    assert model(torch.rand(2, 1, 28, 28)).shape == (2, 10)
+    assert epochs > 0

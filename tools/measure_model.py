@@ -162,8 +162,11 @@ def find_sites(model: nn.Module, shipped: ttvd.Sites | None, world: World) -> tt
             rows = (labels == label).nonzero()[:, 0]
             first[rows[: (len(rows) + 1) // 2]] = True
         rest = torch.ones_like(first) if int(labels.bincount().max()) <= 2 else ~first
-        sites = ttvd.estimate_sites(model, (images[first], labels[first]))
-        return ttvd.calibrate(model, sites, (images[rest], labels[rest]), trained_on=False)
+        # Turned photographs are views of label-augmented heads alone, and published heads know the classes.
+        sites = ttvd.estimate_sites(model, (images[first], labels[first]), views=1)
+        return ttvd.calibrate(
+            model, sites, (images[rest], labels[rest]), structures=("vd", "pd"), trained_on=False
+        )
     if options.sites is None and shipped is not None:
         return shipped
     images, labels = world.load("train")
@@ -299,7 +302,13 @@ def main() -> None:
     world = World(options, corruptions)
     found = ttvd.load(options.model, options.folder)
     model = found.model.to(options.device)
-    sites = keep_sites(options.sites_file, lambda: find_sites(model, found.sites, world))
+    if options.channels_last:
+        for weight in (part for part in model.parameters() if part.ndim == 4):
+            weight.data = weight.data.contiguous(memory_format=torch.channels_last)
+    with torch.autocast(
+        torch.device(options.device).type, torch.bfloat16, enabled=options.precision == "bfloat16"
+    ):
+        sites = keep_sites(options.sites_file, lambda: find_sites(model, found.sites, world))
     rows = read_rows(options.rows)
     known = {tuple(row[name] for name in FIELDS[:5]) for row in rows}
     device = torch.cuda.get_device_name() if options.device.startswith("cuda") else "CPU"
