@@ -282,3 +282,16 @@ def test_bad_input_is_refused(
 ) -> None:
     with pytest.raises(error, match=message):
         corrupt(images, **kwargs)  # type: ignore[arg-type]
+
+
+def test_modes_of_the_thread_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ttvd.data.corruptions._PART_CPU", 3 * 32 * 32)  # one image a part, in several threads
+    threads, images = torch.get_num_threads(), torch.rand(4, 3, 32, 32)
+    torch.set_num_threads(2)
+    try:
+        usual = corrupt(images, "fog", seed=1)
+        with torch.inference_mode():
+            assert torch.equal(corrupt(images.clone(), "fog", seed=1), usual)
+        assert not usual.is_inference()
+    finally:
+        torch.set_num_threads(threads)

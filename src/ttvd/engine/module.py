@@ -85,6 +85,9 @@ class SteppedModule(StatefulModule):
         """Logits of the initial state; changes nothing."""
         raise NotImplementedError
 
+    def observe_source(self, logits: Tensor) -> None:
+        """Called with the logits of the initial state for the images that the guard looks at, inside of a step."""
+
     def renew(self) -> None:
         """Become like a new adapter, for another stream: :meth:`reset`, and the first batch is checked again.
 

@@ -370,7 +370,9 @@ def run_checked(
     out = adapter.adapt(x, *inputs.arguments()).detach()
     if guard is not None and inputs.watched:
         seen = x[: guard.sample]
-        adapter.require_finite(guard.look(seen, out[: guard.sample], adapter.initial_output(seen)))
+        reference = adapter.initial_output(seen)
+        adapter.require_finite(guard.look(seen, out[: guard.sample], reference))
+        adapter.observe_source(reference)
     adapter.require_finite(out.amax(), *transaction.changed_tensors(out.device))
     adapter.finite.logical_and_(find_largest(adapter.runner.required) < torch.inf)
     adapter.runner.required = []

@@ -125,10 +125,11 @@ def corrupt(
     function = partial(apply_frost, sheets=frost) if name == "frost" else _FUNCTIONS[name]
     number = EVERY.index(name)
     random = RandomFields.create(seed, _check_index(index, len(images)), number, severity, images.device)
-    out = torch.empty(images.shape, dtype=torch.float32, device=images.device)
+    with torch.inference_mode(False):  # threads write into it, and the mode belongs to the thread
+        out = torch.empty(images.shape, dtype=torch.float32, device=images.device)
 
     def work(part: slice) -> None:
-        with torch.autocast(images.device.type, enabled=False):
+        with torch.inference_mode(False), torch.no_grad(), torch.autocast(images.device.type, enabled=False):
             clean = images[part].detach().float().contiguous()
             _check_range(clean)
             result = function(clean, row, random[part]).clamp(0, 1)

@@ -205,18 +205,10 @@ class EntropyTest(nn.Module):
         for name in ("log_wealth", "bet", "squares"):
             self.register_buffer(name, self.quantiles.new_zeros(()))
 
-    def rank(self, entropies: Tensor) -> Tensor:
-        """Ranks from 0 to 1 among the source images; 1/2 on average there, also where entropies are equal."""
-        values = entropies.to(self.quantiles.dtype).contiguous()
-        both = torch.searchsorted(self.quantiles, values) + torch.searchsorted(
-            self.quantiles, values, right=True
-        )
-        return ((both - 1) / (2 * (len(self.quantiles) - 1))).clamp(0.0, 1.0)
-
     @torch.no_grad()
     def update(self, entropies: Tensor, fine: Tensor) -> None:
         """Bet on the entropies (m,) of a batch; where ``fine``, a scalar, is false, nothing changes."""
-        centred = self.rank(entropies) - 0.5
+        centred = rank_entropies(self.quantiles, entropies) - 0.5
         side = torch.where(self.bet == 0, centred.mean(), self.bet).sign()
         gains = centred - self.tolerance * side
         factors = 1.0 + self.bet * gains
@@ -628,6 +620,22 @@ def entropy(probs: Tensor) -> Tensor:
     """
     found: Tensor = torch.special.entr(probs).sum(-1)
     return found
+
+
+def rank_entropies(quantiles: Tensor, entropies: Tensor) -> Tensor:
+    """Ranks from 0 to 1 of entropies (m,) among those of source images; 1/2 on average there, also where some are equal.
+
+    Args:
+        quantiles: As in :class:`Guard`.
+        entropies: Entropies of answers.
+
+    Example:
+        >>> rank_entropies(torch.tensor([0.0, 1.0, 2.0]), torch.tensor([0.5, 1.0, 5.0]))
+        tensor([0.2500, 0.5000, 1.0000])
+    """
+    values = entropies.to(quantiles.dtype).contiguous()
+    both = torch.searchsorted(quantiles, values) + torch.searchsorted(quantiles, values, right=True)
+    return ((both - 1) / (2 * (len(quantiles) - 1))).clamp(0.0, 1.0)
 
 
 def _find_emptiness(x: Tensor, like: Tensor) -> Tensor:

@@ -21,6 +21,7 @@ from ttvd.methods.shared.losses import (
 )
 from ttvd.methods.ttvd.agreement_temperature import AgreementTemperature
 from ttvd.methods.ttvd.answer import correct_shares, soften
+from ttvd.methods.ttvd.answer_drift import AnswerDrift
 from ttvd.methods.ttvd.class_shares import ClassShares
 from ttvd.methods.ttvd.input_drift import InputDrift
 from ttvd.methods.ttvd.label_shift import LabelShiftEstimator
@@ -49,8 +50,8 @@ from ttvd.nn.views import log_rotations, rotate, rotation_nll
 from ttvd.zoo.sites import MIRROR_KEY, Sites, temperature_key
 
 _rotate = fusible()(rotate)
-KEPT = ("label_shift.excess",)
-"""What a change of the images does not end: how the classes follow each other."""
+KEPT = ("label_shift.excess", "answer_drift")
+"""What a change of the stream does not end: how the classes follow each other, and what the answers have shown."""
 UNEQUAL = 0.1
 """Excess of equal classes in a batch from which on diversity is not asked for."""
 
@@ -181,6 +182,9 @@ class TTVD(GradientAdapter):
         self.drift = None if watched is None else InputDrift(watched, head.weight, self.source_accuracy)
         self.by_evidence, self.batch_norm = plain and chosen["adaptive_step"] is not False, batch_norm
         self.class_shares = ClassShares(sites.num_classes, head.weight) if self.drift else None
+        self.answer_drift = None
+        if self.drift is not None and self.source_entropies is not None:
+            self.answer_drift = AnswerDrift(self.source_entropies, head.weight)
 
     def put_guard(self, guard: Guard | bool | None) -> None:
         """Watch the steps from now on; the guard learns of the entropies and the accuracy on source images."""
@@ -281,16 +285,24 @@ class TTVD(GradientAdapter):
         evidence = None if self.drift is None else torch.zeros((), device=x.device)
         return self._soften(self._score(*self.forward_views(x, evidence), self.structure) / self.tau)
 
+    def observe_source(self, logits: Tensor) -> None:
+        """Learn how sure the source is of the images that the guard looks at."""
+        if self.answer_drift is not None and self.class_shares is not None:
+            self.answer_drift.observe(logits, self.class_shares.step_factor())
+
     def predictor(self, x: Tensor) -> "TTVD":
         """A copy at the start if the stream changes with this batch, as a step would start again."""
         if self.drift is None:
             return self
         windows, changed = self.drift.look(x, self._tolerance(), self._class_scale())
-        if not bool(changed):
+        turned = self.answer_drift is not None and bool(self.answer_drift.turned())
+        if not (turned or bool(changed)):
             return self
         twin = self.copy_at_start(KEPT)
         assert twin.drift is not None
         twin.drift.write(windows)
+        if twin.answer_drift is not None:
+            twin.answer_drift.begin(changed)
         twin.drift.settled = True  # the batch has been looked at
         return twin
 
@@ -299,10 +311,12 @@ class TTVD(GradientAdapter):
         if self.drift is None:
             return None
         windows = self.drift.windows() if self.drift.settled else self.drift.look(x)[0]
-        return self._allow(self.drift.evidence(windows, self._class_scale()))
+        return self._join(self.drift.evidence(windows, self._class_scale()))
 
-    def _allow(self, evidence: Tensor) -> Tensor:
-        """The evidence, or 0 where the guard has stopped the adapter at the source."""
+    def _join(self, evidence: Tensor) -> Tensor:
+        """The evidence of images and answers, or 0 where the guard has stopped the adapter at the source."""
+        if self.answer_drift is not None:
+            evidence = torch.maximum(evidence, self.answer_drift.evidence())
         return evidence * ~self.guard.is_at_source() if isinstance(self.guard, GuardMonitor) else evidence
 
     def _class_scale(self) -> Tensor | float:
@@ -319,11 +333,14 @@ class TTVD(GradientAdapter):
             return None
         if self.drift.following and not self.drift.settled:
             windows, changed = self.drift.look(x, self._tolerance(), self._class_scale())
-            self.reset_where(changed, KEPT)
+            turned = changed if self.answer_drift is None else changed | self.answer_drift.turned()
+            self.reset_where(turned, KEPT)
+            if self.answer_drift is not None:
+                self.answer_drift.begin(changed)
             if isinstance(self.guard, GuardMonitor):
-                self.guard.contrast.forget(changed)  # the source changes its answers here for another reason
+                self.guard.contrast.forget(turned)  # the source changes its answers here for another reason
             self.drift.write(windows)
-        return self._allow(self.drift.evidence(self.drift.windows(), self._class_scale()))
+        return self._join(self.drift.evidence(self.drift.windows(), self._class_scale()))
 
     def count_outputs(self) -> int:
         """Number of classes, whether the head tells rotations apart or not."""
@@ -339,7 +356,7 @@ class TTVD(GradientAdapter):
         evidence = self._watch(x)
         z, logits = self.forward_views(x, evidence)
         answer, loss, share, soft, scores, rotations = self._compute_loss(z, logits)
-        scale = self._track_stream(soft, scores, logits.detach(), rotations)
+        scale = self._track_stream(soft, scores, logits.detach(), rotations, evidence)
         if self.by_evidence and evidence is not None and self.class_shares is not None:
             scale = scale * evidence * self.class_shares.step_factor()
             if not self.batch_norm:
@@ -381,13 +398,21 @@ class TTVD(GradientAdapter):
     @fusible(writes_scalars=True)
     @torch.no_grad()
     def _track_stream(
-        self, soft: Tensor, scores: Tensor, views: Tensor, rotations: Tensor | None
+        self,
+        soft: Tensor,
+        scores: Tensor,
+        views: Tensor,
+        rotations: Tensor | None,
+        evidence: Tensor | None,
     ) -> Tensor | float:
         """Update everything that is estimated along the stream; returns the factor on the step."""
         if self.drift is not None:
             self.drift.explain(soft, self._tolerance(), self._class_scale())
         if self.class_shares is not None:
             self.class_shares.update(soft)
+        if self.answer_drift is not None and self.class_shares is not None and evidence is not None:
+            # Without evidence these are answers of the source. One class alone may be harder than all are together.
+            self.answer_drift.update(scores, self.class_shares.step_factor() * (evidence == 0))
         if self.label_shift is not None:
             self.label_shift.update(soft)
         if isinstance(self.online_temperature, AgreementTemperature):
