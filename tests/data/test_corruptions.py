@@ -285,7 +285,9 @@ def test_bad_input_is_refused(
 
 
 def test_modes_of_the_thread_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ttvd.data.corruptions._PART_CPU", 3 * 32 * 32)  # one image a part, in several threads
+    monkeypatch.setattr(
+        "ttvd.data.corruptions._PART_CPU", 3 * 32 * 32
+    )  # one image a part, in several threads
     threads, images = torch.get_num_threads(), torch.rand(4, 3, 32, 32)
     torch.set_num_threads(2)
     try:

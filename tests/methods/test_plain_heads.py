@@ -110,6 +110,19 @@ def test_the_temperature_starts_at_one_and_stays_in_bounds() -> None:
     assert temperature.factor().isfinite()
 
 
+def test_without_batch_norm_agreement_never_makes_answers_surer() -> None:
+    unsure, together = 0.2 * torch.eye(4)[[0]].repeat(64, 1), torch.eye(4)[[0]].repeat(2, 64, 1)
+    factors = []
+    for least in (min(FACTORS), 1.0):
+        temperature = AgreementTemperature(1.0, torch.zeros(()), least=least)
+        for _ in range(20):
+            with following_stream(temperature):
+                temperature.update(together, unsure)
+        factors.append(temperature.factor().item())
+    assert factors[0] < 0.8
+    assert factors[1] == 1.0
+
+
 @pytest.fixture
 def plain(make_net: Callable[..., ResNet], make_sites: Any) -> tuple[ResNet, ttvd.Sites]:
     net = make_net(3)

@@ -623,7 +623,9 @@ def entropy(probs: Tensor) -> Tensor:
 
 
 def rank_entropies(quantiles: Tensor, entropies: Tensor) -> Tensor:
-    """Ranks from 0 to 1 of entropies (m,) among those of source images; 1/2 on average there, also where some are equal.
+    """Ranks from 0 to 1 of entropies (m,) among those of source images.
+
+    On source images they are 1/2 on average, also where some entropies are equal.
 
     Args:
         quantiles: As in :class:`Guard`.

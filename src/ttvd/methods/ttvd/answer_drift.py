@@ -66,11 +66,12 @@ class AnswerDrift(TracksStream):
             scores: Scores (b, k) at the temperature of the quantiles.
             weight: What the images count, a scalar.
         """
-        ranks = rank_entropies(self.quantiles, entropy(upcast(scores)))
+        entropies = entropy(upcast(scores))
+        ranks = rank_entropies(self.quantiles, entropies)
         size = len(scores) * weight.to(self.rank.dtype)
         kept = self.images.clamp_max(MEMORY)
         found = torch.lerp(self.rank, ranks.mean(), size / (kept + size).clamp_min(1.0))
-        fine = all_finite(found)
+        fine = all_finite(entropies)  # what is not finite has a rank, too
         torch.where(fine, found, self.rank, out=self.rank)
         torch.where(fine, kept + size, self.images, out=self.images)
 

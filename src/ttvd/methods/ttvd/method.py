@@ -19,7 +19,7 @@ from ttvd.methods.shared.losses import (
     mean_over,
     soft_likelihood_ratio,
 )
-from ttvd.methods.ttvd.agreement_temperature import AgreementTemperature
+from ttvd.methods.ttvd.agreement_temperature import FACTORS, AgreementTemperature
 from ttvd.methods.ttvd.answer import correct_shares, soften
 from ttvd.methods.ttvd.answer_drift import AnswerDrift
 from ttvd.methods.ttvd.class_shares import ClassShares
@@ -169,6 +169,7 @@ class TTVD(GradientAdapter):
         )
         head = self.model.linear
         self.views, self.head_views = views, head.out_features // sites.num_classes
+        self.batch_norm = batch_norm
         self._set_diagrams(sites, chosen)
         several = min(views, self.head_views) > 1  # nothing can be learnt from one rotation
         self._set_loss(chosen, several)
@@ -180,7 +181,7 @@ class TTVD(GradientAdapter):
         watched = sites.inputs if chosen["detect_changes"] else None
         self.source_accuracy = 1.0 if sites.accuracy is None else sites.accuracy
         self.drift = None if watched is None else InputDrift(watched, head.weight, self.source_accuracy)
-        self.by_evidence, self.batch_norm = plain and chosen["adaptive_step"] is not False, batch_norm
+        self.by_evidence = plain and chosen["adaptive_step"] is not False
         self.class_shares = ClassShares(sites.num_classes, head.weight) if self.drift else None
         self.answer_drift = None
         if self.drift is not None and self.source_entropies is not None:
@@ -247,7 +248,12 @@ class TTVD(GradientAdapter):
         self.online_temperature: OnlineTemperature | AgreementTemperature | None = None
         if self.output_temperature == "stream":
             self.online_temperature = (
-                AgreementTemperature(sites.agreement_exponent or 1.0, like, choose_agreement_ratio(sites))
+                AgreementTemperature(
+                    sites.agreement_exponent or 1.0,
+                    like,
+                    choose_agreement_ratio(sites),
+                    least=FACTORS[0] if self.batch_norm else 1.0,
+                )
                 if self.mirror
                 else OnlineTemperature(like)
             )
