@@ -328,13 +328,15 @@ class Naive:
     def take_step(self, x: Tensor, mode: str) -> tuple[Tensor, float, list[list[float]], list[list[Tensor]]]:
         cells, kept, scores = self.look(x, mode)
         answer, loss = self.answer(scores), torch.zeros((), dtype=torch.float64)
+        # Without rotations, batches that hold few classes each are not asked for all of them.
+        balance = 1.0 if self.rotations > 1 else max(0.0, 1.0 - max(0.0, self.excess) / 0.1)
         for i in kept:
             said = int(answer[i].argmax())
             self.corrected += said != scores[i].index(max(scores[i]))
             for a, p in enumerate(cells[i]):
                 cost = -p[said * self.rotations + a].log()
                 ratio = -(p * (p / (1 - p)).log()).sum()
-                loss = loss + (cost + 0.3 * ratio) / len(cells[i]) / len(kept)
+                loss = loss + (cost + 0.3 * balance * ratio) / len(cells[i]) / len(kept)
         if self.rotations > 1:
             for views in cells:
                 for a, p in enumerate(views):
@@ -342,8 +344,6 @@ class Naive:
         # The same scores at the temperature of the source: how confident answers are is not learnt from.
         spoken = [torch.stack([self.sum_views(views, k) for k in range(CLASSES)]) for views in cells]
         mean = sum((row.exp() / row.exp().sum() for row in spoken), torch.zeros(())) / len(x)
-        # Without rotations, batches that hold few classes each are not asked for all of them.
-        balance = 1.0 if self.rotations > 1 else max(0.0, 1.0 - max(0.0, self.excess) / 0.1)
         loss = loss + balance * (mean * mean.log()).sum() * (len(x) - 1) / len(x)
         self.dropped += len(x) - len(kept)
         if kept:

@@ -150,7 +150,7 @@ def test_the_learning_rate_depends_on_the_model(
         return float(ttvd.TTVD(net, sites, tau=1.0, **options).optimizer.lr)
 
     joint = make_net(12)
-    assert rate(*plain) == 0.02
+    assert rate(*plain) == 0.05
     assert rate(joint, make_sites(joint)) == 0.05
     assert rate(*plain, lr=0.3) == 0.3
     with pytest.raises(ValueError, match="lr must be a number"):

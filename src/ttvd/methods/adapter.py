@@ -246,8 +246,9 @@ class Adapter(SteppedModule, metaclass=_Guarded):
         self._precision = choose_dtype(precision, self.probe.dtype) or self._precision
         self.compiled = self.compiled or compile
         with torch.inference_mode(False):
-            for name in self.networks:
-                network = self.get_submodule(name)
+            for name, network in self.named_children():
+                if name not in self.networks:
+                    continue
                 has_linear = any(isinstance(layer, nn.Linear) for layer in network.modules())
                 prepare_network(
                     network.model if isinstance(network, SplitModel) else network,

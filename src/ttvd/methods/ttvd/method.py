@@ -43,9 +43,10 @@ from ttvd.methods.ttvd.options import (
     takes_large_steps,
 )
 from ttvd.methods.ttvd.presets import PRESETS
+from ttvd.methods.ttvd.source_check import Averages, SourceCheck
 from ttvd.methods.ttvd.step_scale import StepScale
-from ttvd.nn.norms import Statistics, StreamNorm, Temporarily
-from ttvd.nn.split import SplitModel, split
+from ttvd.nn.norms import Statistics, StreamNorm, Temporarily, apply_statistics
+from ttvd.nn.split import SplitModel, shared_copy, split
 from ttvd.nn.views import log_rotations, rotate, rotation_nll
 from ttvd.zoo.sites import MIRROR_KEY, Sites, temperature_key
 
@@ -54,6 +55,8 @@ KEPT = ("label_shift.excess", "answer_drift")
 """What a change of the stream does not end: how the classes follow each other, and what the answers have shown."""
 UNEQUAL = 0.1
 """Excess of equal classes in a batch from which on diversity is not asked for."""
+UNEQUAL_STEP = 0.4
+"""What remains of the steps of a plain head there, if batch norms hold the features."""
 
 
 class TTVD(GradientAdapter):
@@ -80,11 +83,14 @@ class TTVD(GradientAdapter):
     are forwarded. Where calibration found the mirrored image harmless, it is the second view: the mean logits of the
     upright and the mirrored image answer, and teach both. Images count less in the statistics of norms where the last
     predictions are of few classes, and steps end there; without batch norm they end where batches hold few classes
-    each. What is missing is the joint label, the strongest signal.
+    each. With batch norm the source is forwarded too. It answers where the statistics of the stream have removed what
+    tells the classes apart (:class:`~ttvd.methods.ttvd.source_check.SourceCheck`). What is missing is the joint label,
+    the strongest signal.
 
     The images themselves are watched too (:class:`~ttvd.methods.ttvd.input_drift.InputDrift`). Where the stream
     changes, the adapter starts again. Where the stream does not differ from the source, norms keep the statistics of
-    the source, and a plain head takes no steps.
+    the source, and a plain head takes no steps. How sure the source is of the images counts too
+    (:class:`~ttvd.methods.ttvd.answer_drift.AnswerDrift`).
 
     Args:
         model: The classifier; its head has k * v outputs (label augmentation, class-major) or k.
@@ -107,8 +113,8 @@ class TTVD(GradientAdapter):
             whatever the filter decides, so all of a batch is used. The head must tell rotations apart; unless given,
             the weight is 1 where it does and several views are used.
         slr_weight: Weight of the soft likelihood ratio over the cells of each view, for the kept samples. None: 0.3 for
-            a head that tells rotations apart, and for a plain one of 50 or more classes on a network with batch norm;
-            otherwise 0.
+            a head that tells rotations apart, and for a network with batch norm; otherwise 0. On a plain head it fades
+            with diversity.
         prior: Number of pseudo-images, spread evenly over the classes, with which the shares of the classes in a
             batch are estimated; answers are corrected for these shares (``ttvd.geometry.prior``). ``"stream"``
             estimates the number along the stream
@@ -127,15 +133,17 @@ class TTVD(GradientAdapter):
         detect_changes: Watch the images, if the sites know those of the source (``inputs``). The adapter starts again
             where the stream changes, and moves away from the source by the evidence of a shift. False: norms and
             steps follow every stream in the same way.
-        lr: Learning rate. None: 0.05 for a head that tells rotations apart, and for a plain one of 50 or more classes
-            on a network with batch norm (0.1 from 500 classes on); 0.02 for a plain one of fewer classes, 0.01 without
-            batch norm. This suits SGD without momentum, Adam needs about 0.001.
+        lr: Learning rate. None: 0.05 for a head that tells rotations apart, and for a plain one on a network with batch
+            norm (0.1 from 500 classes on); 0.01 for a plain one without batch norm. This suits SGD without momentum,
+            Adam needs about 0.001. Where batches hold few classes each, the steps of a plain head are 0.4 times as
+            large, and 0 without batch norm.
         momentum: Momentum of SGD (Nesterov), 0 unless given; first beta of Adam, 0.9 unless given.
         statistics: Where batch norms take their statistics from. None: they follow the stream, starting at the source
             (at the anchors, where the sites hold them), which is worth 16 images, with a memory of 512. With
             ``detect_changes``, these averages are used as far as there is evidence of a shift.
     """
 
+    networks = ("model", "source")
     guard_by_default: ClassVar[bool] = True
     defaults: ClassVar[TTVDOptions] = DEFAULTS
     model: SplitModel
@@ -153,13 +161,13 @@ class TTVD(GradientAdapter):
         self.mirror = choose_mirror(chosen["mirror"], sites.mirror_gain if plain else None, structure)
         momentum = chosen["momentum"]
         batch_norm = any(isinstance(module, _BatchNorm) for module in parts.modules())
-        kind = (1 if plain else sites.views, batch_norm, sites.num_classes)
+        kind = (1 if plain else sites.views, batch_norm)
         if chosen["slr_weight"] is None:
             chosen["slr_weight"] = 0.3 if takes_large_steps(*kind) else 0.0
         super().__init__(
             parts,
             anchors=sites.anchors.get(views),
-            lr=choose_lr(chosen["lr"], *kind),
+            lr=choose_lr(chosen["lr"], *kind, sites.num_classes),
             optimizer=optimizer,
             momentum=(0.0 if optimizer == "sgd" else 0.9) if momentum is None else momentum,
             steps=chosen["steps"],
@@ -186,6 +194,14 @@ class TTVD(GradientAdapter):
         self.answer_drift = None
         if self.drift is not None and self.source_entropies is not None:
             self.answer_drift = AnswerDrift(self.source_entropies, head.weight)
+        self.source: SplitModel | None = None
+        self.source_check: SourceCheck | None = None
+        if self.drift is not None and plain and batch_norm and sites.num_classes > 1:
+            self.source = shared_copy(parts, set()).eval()
+            apply_statistics(self.source, Statistics.source())
+            self.source_check = SourceCheck(sites.means[:, 0], head.weight)
+            fitted = sites.temperatures.get(temperature_key("pd", 1.0))
+            self.source_tau = self.tau if fitted is None else fitted
 
     def put_guard(self, guard: Guard | bool | None) -> None:
         """Watch the steps from now on; the guard learns of the entropies and the accuracy on source images."""
@@ -284,7 +300,25 @@ class TTVD(GradientAdapter):
     def output(self, x: Tensor) -> Tensor:
         """Class scores F / tau of the structure, softened and corrected for the shares of the classes."""
         scores = self._score(*self.forward_views(x, self._evidence(x)), self.structure) / self.tau
-        return self._answer(self._soften(scores))
+        return self._answer(self._soften(self._check(scores, self._forward_source(x))[0]))
+
+    @torch.no_grad()
+    def _forward_source(self, x: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Features (b, d) and scores (b, k) of the source for the upright images; None where they are not needed."""
+        if self.source is None:
+            return None
+        z, logits = self.source.features_and_logits(x)
+        return z, logits / self.source_tau
+
+    @torch.no_grad()
+    def _check(self, scores: Tensor, source: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Averages | None]:
+        """Scores of the source in place of those of the adapter, as far as these have lost what the source sees."""
+        if self.source_check is None or source is None:
+            return scores, None
+        found = self.source_check.look(scores, source[1], source[0])
+        return torch.lerp(
+            scores, source[1].to(scores.dtype), self.source_check.hold(found).to(scores.dtype)
+        ), found
 
     def source_output(self, x: Tensor) -> Tensor:
         """Class scores of the source: no batch moves the statistics of its norms."""
@@ -360,24 +394,27 @@ class TTVD(GradientAdapter):
         """Answer, objective over the kept samples, rotation loss of all, and balance of the batch."""
         # Two functions: what the second one writes in place must not enter the gradients of the first.
         evidence = self._watch(x)
+        source = self._forward_source(x)
         z, logits = self.forward_views(x, evidence)
-        answer, loss, share, soft, scores, rotations = self._compute_loss(z, logits)
-        scale = self._track_stream(soft, scores, logits.detach(), rotations, evidence)
+        answer, loss, share, soft, scores, rotations, checked = self._compute_loss(z, logits, source)
+        scale = self._track_stream(soft, scores, logits.detach(), rotations, evidence, checked)
         if self.by_evidence and evidence is not None and self.class_shares is not None:
-            scale = scale * evidence * self.class_shares.step_factor()
-            if not self.batch_norm:
-                scale = scale * self._balance()
+            least = UNEQUAL_STEP if self.batch_norm else 0.0
+            scale = (
+                scale * evidence * self.class_shares.step_factor() * (least + (1.0 - least) * self._balance())
+            )
         return Step(answer, loss * scale, share)
 
     @fusible()
     def _compute_loss(
-        self, z: Tensor, logits: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None]:
-        """Answer, loss, kept share, softened scores, scores and rotations.
+        self, z: Tensor, logits: Tensor, source: tuple[Tensor, Tensor] | None
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None, Averages | None]:
+        """Answer, loss, kept share, softened scores, scores, rotations, and what the check found.
 
         Args:
             z: Features (v, b, d).
             logits: Logits (v, b, outputs).
+            source: Features and scores of the source, where they are known.
         """
         scores = self._score(z, logits, self.structure) / self.tau
         # Shared by all terms over the joint cells. A head without rotations classifies the upright view alone.
@@ -385,13 +422,14 @@ class TTVD(GradientAdapter):
         needed = self.rotation_weight or self.online_temperature is not None or self.step_scale is not None
         rotations = log_rotations(log_probs, self.head_views) if needed else None
         soft = self._soften(scores.detach())
-        answer = self._answer(soft)
+        answered, checked = self._check(scores.detach(), source)
+        answer = self._answer(self._soften(answered))
         kept = self._filter(z, logits, scores)
         # Without batch norm, labels that follow the shares would make frequent classes more frequent still.
         labels = (answer if self.batch_norm else soft).argmax(1)
         each, share = self._objective(z, log_probs, scores, labels), kept_fraction(kept)
         if self.slr_weight:
-            each = each + self.slr_weight * soft_likelihood_ratio(log_probs).mean(0)
+            each = each + self.slr_weight * self._balance() * soft_likelihood_ratio(log_probs).mean(0)
         loss = mean_over(each, kept)
         if self.rotation_weight and rotations is not None:
             loss = loss + self.rotation_weight * rotation_nll(rotations).mean()
@@ -399,7 +437,7 @@ class TTVD(GradientAdapter):
         if self.diversity_weight:
             loss = loss + self.diversity_weight * self._balance() * imbalance(scores)
         loss = loss * min(1.0, len(scores) / self.reference_batch_size)
-        return answer, loss, share, soft, scores.detach(), rotations
+        return answer, loss, share, soft, scores.detach(), rotations, checked
 
     @fusible(writes_scalars=True)
     @torch.no_grad()
@@ -410,8 +448,11 @@ class TTVD(GradientAdapter):
         views: Tensor,
         rotations: Tensor | None,
         evidence: Tensor | None,
+        checked: Averages | None,
     ) -> Tensor | float:
         """Update everything that is estimated along the stream; returns the factor on the step."""
+        if self.source_check is not None and checked is not None:
+            self.source_check.update(checked)
         if self.drift is not None:
             self.drift.explain(soft, self._tolerance(), self._class_scale())
         if self.class_shares is not None:
@@ -425,6 +466,8 @@ class TTVD(GradientAdapter):
             self.online_temperature.update(views, scores)
         elif self.online_temperature is not None and rotations is not None:
             self.online_temperature.update(rotations)
+        if self.source_check is not None and checked is not None:
+            return 1.0 - self.source_check.hold(checked)
         if self.step_scale is None or rotations is None:
             return 1.0
         self.step_scale.update(rotations)

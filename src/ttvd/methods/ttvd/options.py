@@ -92,18 +92,17 @@ def choose_mirror(mirror: bool | None, gain: float | None, structure: str) -> bo
     return mirror if mirror is not None else structure == "pd" and gain is not None and gain >= -0.002
 
 
-MANY, THOUSANDS = 50, 500
-"""From these many classes on, plain heads with batch norm take larger steps."""
+THOUSANDS = 500
+"""From these many classes on, plain heads take larger steps."""
 
 
-def takes_large_steps(head_views: int, batch_norm: bool, classes: int) -> bool:
+def takes_large_steps(head_views: int, batch_norm: bool) -> bool:
     """Whether steps are large, and the soft likelihood ratio is part of the loss.
 
-    A head that tells rotations apart has labels that are true. With many classes, a wrong label pulls features towards
-    one class of many, and a run of one class is rare. Networks without batch norm are not protected by statistics of
-    the stream.
+    A head that tells rotations apart has labels that are true, and batch norms that follow the stream hold the
+    features. Other networks have neither.
     """
-    return head_views > 1 or (batch_norm and classes >= MANY)
+    return head_views > 1 or batch_norm
 
 
 def choose_lr(lr: float | None, head_views: int, batch_norm: bool, classes: int) -> float:
@@ -112,9 +111,9 @@ def choose_lr(lr: float | None, head_views: int, batch_norm: bool, classes: int)
         if isinstance(lr, bool) or not isinstance(lr, int | float):
             raise ValueError(f"lr must be a number, got {lr!r}")
         return lr
-    if takes_large_steps(head_views, batch_norm, classes):
-        return 0.05 if head_views > 1 or classes < THOUSANDS else 0.1
-    return 0.02 if batch_norm else 0.01
+    if not takes_large_steps(head_views, batch_norm):
+        return 0.01
+    return 0.1 if head_views == 1 and classes >= THOUSANDS else 0.05
 
 
 def choose_agreement_ratio(sites: Sites) -> float:

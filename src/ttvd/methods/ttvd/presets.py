@@ -44,7 +44,7 @@ class Preset(NamedTuple):
 
 
 PRESETS = (
-    Preset("ttvd", "Views agree on a class; each learns the cell of that class and its own rotation.", {}, 8),
+    Preset("ttvd", "Views agree on a class; each learns the cell of that class and its own rotation.", {}, 9),
     Preset(
         "vd",
         "First stage: entropy of the Voronoi diagram's soft labels, upright view.",
