@@ -547,6 +547,7 @@ _QUICK: dict[str, dict[str, Any]] = {
     "eata-come": {"margin": 1.0},
     "memo": {"views": 2},
     "note": {"period": 4, "capacity": 8},
+    "petta": {"update_every": 4, "memory_size": 8},
     "rdumb": {"batches": 2},
     "rotta": {"period": 4, "capacity": 8},
     "sar-come": {"margin": 1.0},
