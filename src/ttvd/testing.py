@@ -548,6 +548,7 @@ _QUICK: dict[str, dict[str, Any]] = {
     "memo": {"views": 2},
     "note": {"period": 4, "capacity": 8},
     "petta": {"update_every": 4, "memory_size": 8},
+    "poem": {"delay": 0},
     "rdumb": {"batches": 2},
     "rotta": {"period": 4, "capacity": 8},
     "sar-come": {"margin": 1.0},
@@ -605,6 +606,7 @@ def _gather(needs: frozenset[str], net: nn.Module, generator: torch.Generator) -
             fingerprint(net),
             temperatures=_TEMPERATURES,
             rotation_loss=_ROTATION_LOSS,
+            entropies={"pd": torch.linspace(0.0, 1.0, 65, dtype=torch.float64)},
         )
     if "features" in needs:
         made["features"] = collect_features(net, (images, labels))
