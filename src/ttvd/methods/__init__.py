@@ -42,4 +42,5 @@ from ttvd.methods.come import ConservativeSAR as ConservativeSAR
 from ttvd.methods.cmf import CMF as CMF
 from ttvd.methods.petta import PeTTA as PeTTA
 from ttvd.methods.poem import POEM as POEM
+from ttvd.methods.neo import NEO as NEO
 from ttvd.methods.ttvd.method import TTVD as TTVD
