@@ -136,11 +136,12 @@ class POEM(GradientAdapter):
     in the authors' code as well; ``statistics=Statistics.source()`` keeps the promise that nothing is learnt there. A
     batch of few classes looks like a shift of entropies if these differ between classes.
 
-    Deviations from the authors' code: F interpolates between 65 quantiles (theirs uses all held-out entropies; how its
-    class ``CDF`` interpolates was not verified, because that file was not at hand); the first sample of a stream is bet
-    on (theirs is not); E0 scales with ln k (theirs is 0.4 ln 1000 for every model, which is above ln 10); an empty
-    selection changes nothing (theirs still follows the momentum); ``reset`` resets the bets (theirs keeps them); there
-    is one gradient step a batch; dropout stays off.
+    Deviations from the authors' code: F interpolates between 65 quantiles, of ranks from 0 to 1 (theirs between all
+    held-out entropies, the least of n of rank 1/n); the bet learns from the first sample of a stream too (theirs does
+    not: it asks whether there were samples before it has noted the one at hand); E0 scales with ln k (theirs is
+    0.4 ln 1000 for every model, which is above ln 10); an empty selection changes nothing (theirs still follows the
+    momentum); ``reset`` resets the bets (theirs keeps them); there is one gradient step a batch; dropout stays off. The
+    loss is that of their script for ImageNet; the one for CIFAR takes (H - T)^2 / 2 of all samples.
 
     Args:
         model: The classifier; its head has k outputs, or k * v with label augmentation.
