@@ -57,9 +57,9 @@ class PeTTA(RoTTA):
     classifies the upright view. An update waits once for the device, to learn how many images the memory holds.
 
     Deviations from the authors' code: sites hold class means of labelled images and no variances within classes, so
-    s_j, one for all classes, is the variance between the class means of the source (theirs is that of the features of
-    each predicted class on source test images). On the two classifiers of digits in this package s_j is 6 and 2.4 times
-    the variance within classes, so gamma is smaller here for the same drift. An update comes after every
+    s_j, one for all classes, is the variance between the k class means of the source, over k - 1 (theirs is that of the
+    features of each predicted class on source test images). On the two classifiers of digits in this package s_j is 6
+    and 2.4 times the variance within classes, so gamma is smaller here for the same drift. An update comes after every
     ``update_every`` samples (theirs after every batch, of 64 images); what a batch adds to the class means is gathered
     until then, which is the same for batches of 64. Every image is augmented by its own draws. The entropy is exact
     (theirs adds 1e-6 to p). All norms adapt (theirs batch norms alone).
