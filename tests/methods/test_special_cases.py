@@ -1,8 +1,7 @@
-"""What is special about the methods of 2024 to 2026: what they refuse, where they stop, what they leave alone."""
+"""What is special about COME, NEO, CMF, PeTTA and POEM: what they refuse, where they stop, what they leave alone."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from typing import Any
 
@@ -36,21 +35,7 @@ def flat(network: nn.Module) -> Tensor:
 # COME
 
 
-def test_an_opinion_of_two_classes_by_hand() -> None:
-    mass = [math.exp(1.5), math.exp(-0.5), 2.0]
-    shares = [value / sum(mass) for value in mass]
-    wanted = -sum(p * math.log(p) for p in shares)
-    assert opinion_entropy(torch.tensor([[1.5, -0.5]])).item() == pytest.approx(wanted, rel=1e-5)
-
-
-def test_steps_turn_logits_and_do_not_make_them_longer() -> None:
-    logits = torch.randn(
-        8, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0)
-    ).requires_grad_()
-    for loss, along in ((opinion_entropy, False), (entropy, True)):
-        (gradient,) = torch.autograd.grad(loss(logits).sum(), logits)
-        assert bool(((gradient * logits).sum(1).abs() > 1e-6).all()) == along
-        assert bool((gradient.abs() > 1e-6).any())
+def test_logits_without_a_direction_get_no_gradient() -> None:
     still = torch.zeros(2, 5, requires_grad=True)
     assert not torch.autograd.grad(opinion_entropy(still).sum(), still)[0].any()
 
@@ -95,10 +80,11 @@ def test_the_first_image_alone_tells_nothing_in_the_plain_form_and_a_little_in_t
 # CMF
 
 
-def test_without_noise_the_hidden_model_is_the_source_and_this_is_roid() -> None:
+@pytest.mark.parametrize("gamma", [0.97, 0.7])
+def test_without_noise_the_hidden_model_is_the_source_and_this_is_roid(gamma: float) -> None:
     net = build_net(3)
-    still, roid = CMF(net, q=0.0, gamma=0.97, lr=0.01), ROID(net, alpha=0.97, lr=0.01)
-    moving = CMF(net, q=20.0, gamma=0.97, lr=0.01)
+    still, roid = CMF(net, q=0.0, gamma=gamma, lr=0.01), ROID(net, alpha=gamma, lr=0.01)
+    moving = CMF(net, q=20.0, gamma=gamma, lr=0.01)
     for x in build_stream(8, 8, 1, 5):
         torch.testing.assert_close(still(x), roid(x))
         moving(x)
@@ -193,37 +179,6 @@ def test_a_head_that_tells_rotations_apart_classifies_the_upright_view(name: str
 # POEM
 
 
-def naive_bets(ranks: list[float], gamma: float, limit: float) -> tuple[list[float], float, float]:
-    """Where each rank is moved to, the last bet and the wealth; one sample at a time."""
-    bet, total, wealth, moved = 0.0, 0.0, 1.0, []
-    for u in ranks:
-        moved.append(0.5 * bet * u * u + (1 - 0.5 * bet) * u)
-        wealth *= 1 + bet * (u - 0.5)
-        slope = (u - 0.5) / (1 + bet * (u - 0.5))
-        if abs(bet) > limit and (u - 0.5) * bet > 0:
-            slope = 0.0
-        total += slope**2
-        bet += gamma * slope / math.sqrt(total) if slope else 0.0
-    return moved, bet, wealth
-
-
-@pytest.mark.parametrize(
-    ("low", "high", "limit"), [(0.0, 1.0, 1.8), (0.5, 1.0, 1.8), (0.5, 1.0, 0.3), (0.0, 0.4, 0.3)]
-)
-def test_bets_by_hand(low: float, high: float, limit: float) -> None:
-    """The quantiles are those of a uniform distribution: ranks and entropies are the same."""
-    matcher = EntropyMatcher(QUANTILES, limit=limit)
-    draws = low + (high - low) * torch.rand(
-        60, dtype=torch.float64, generator=torch.Generator().manual_seed(1)
-    )
-    wanted, bet, wealth = naive_bets(draws.tolist(), matcher.gamma, limit)
-    found = torch.cat([matcher.match(part) for part in draws.split(25)])
-    torch.testing.assert_close(found, torch.tensor(wanted, dtype=torch.float64))
-    assert float(matcher.bet) == pytest.approx(bet)
-    assert float(matcher.log_wealth) == pytest.approx(math.log(wealth))
-    assert abs(bet) <= limit + matcher.gamma
-
-
 def test_without_a_bet_entropies_are_their_own_targets() -> None:
     quantiles = torch.tensor([0.0, 0.0, 0.0, 0.2, 0.9, 1.5, 1.5], dtype=torch.float64)
     matcher = EntropyMatcher(quantiles)
@@ -231,20 +186,6 @@ def test_without_a_bet_entropies_are_their_own_targets() -> None:
     ranks = torch.tensor([1.0, 2.5, 3.0, 3 + 5 / 7, 4 + 5 / 6, 5.5, 6.0], dtype=torch.float64) / 6
     torch.testing.assert_close(matcher.rank(values), ranks)
     torch.testing.assert_close(matcher.invert(ranks), values.clamp(max=1.5))
-
-
-def test_wealth_tells_streams_of_the_source_and_of_a_shift_apart() -> None:
-    generator, source, shifted = (
-        torch.Generator().manual_seed(0),
-        EntropyMatcher(QUANTILES),
-        EntropyMatcher(QUANTILES),
-    )
-    for _ in range(20):
-        draws = torch.rand(32, dtype=torch.float64, generator=generator)
-        source.match(draws)
-        targets = shifted.match(draws.sqrt())
-    assert source.log_wealth < math.log(100) < math.log(1e6) < shifted.log_wealth
-    assert targets.mean() < draws.sqrt().mean() - 0.1, "entropies that are too high are to fall"
 
 
 def test_poem_waits_and_bets_meanwhile() -> None:
