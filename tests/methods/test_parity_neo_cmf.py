@@ -279,6 +279,7 @@ def test_cmf(
     adapter = CMF(net, lr=0.005, optimizer=optimizer, **options)
     for x in make_stream(*sizes):
         assert_near(adapter(x).softmax(-1), naive(x, darken(x)))
+        assert float(adapter.variance) == pytest.approx(naive.filter.variance, rel=1e-8)
     assert asked == [{"padding": "reflection", "degrade": False}] * len(sizes)
     check_shares(naive.shares, options.get("q", 0.005))
     assert_parameters(adapter, twin, net)
