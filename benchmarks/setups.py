@@ -148,7 +148,12 @@ class Setup:
             means = means.unflatten(0, (classes, self.views))
             counts = torch.ones(means.shape[:2], dtype=torch.int64)
             made["sites"] = Sites(
-                means, counts, fingerprint(self.net), temperatures=TEMPERATURES, rotation_loss=ROTATION_LOSS
+                means,
+                counts,
+                fingerprint(self.net),
+                temperatures=TEMPERATURES,
+                rotation_loss=ROTATION_LOSS,
+                entropies={"pd": torch.linspace(0.0, 1.0, 65, dtype=torch.float64)},
             )
         if "features" in self.method.needs:
             known = F.normalize(torch.randn(MEMORY, head.in_features, generator=generator), dim=1)

@@ -544,13 +544,17 @@ _TEMPERATURES = {"vd": 1.0, "pd": 1.0, "civd@-0.8": 0.05, "cipd@-0.8": 0.05, "ci
 _ROTATION_LOSS = 1.4
 _QUICK: dict[str, dict[str, Any]] = {
     "cotta": {"views": 3},
+    "eata-come": {"margin": 1.0},
     "memo": {"views": 2},
     "note": {"period": 4, "capacity": 8},
+    "petta": {"update_every": 4, "memory_size": 8},
+    "poem": {"delay": 0},
     "rdumb": {"batches": 2},
     "rotta": {"period": 4, "capacity": 8},
+    "sar-come": {"margin": 1.0},
     "ttt": {"copies": 4},
 }
-"""Fewer copies and shorter periods than in the papers, so that a few small batches exercise everything."""
+"""Fewer copies, shorter periods and wider margins than in the papers, so that small batches exercise everything."""
 
 
 def make_world(
@@ -597,7 +601,12 @@ def _gather(needs: frozenset[str], net: nn.Module, generator: torch.Generator) -
         means = torch.randn(CLASSES, 4, _DIM, generator=generator).double()
         counts = torch.ones(CLASSES, 4, dtype=torch.int64)
         made["sites"] = Sites(
-            means, counts, fingerprint(net), temperatures=_TEMPERATURES, rotation_loss=_ROTATION_LOSS
+            means,
+            counts,
+            fingerprint(net),
+            temperatures=_TEMPERATURES,
+            rotation_loss=_ROTATION_LOSS,
+            entropies={"pd": torch.linspace(0.0, 1.0, 65, dtype=torch.float64)},
         )
     if "features" in needs:
         made["features"] = collect_features(net, (images, labels))

@@ -48,6 +48,7 @@ OWN = {
     "ttt": {"aten.mm.default", "aten.t.default"},
     "memo": {"aten.mul.Tensor"},
     "note": {"aten.mul.Tensor", "aten.sub.Tensor", "aten.var_mean.correction"},
+    "petta": {"aten.mul.Tensor"},
     "rotta": {"aten.mul.Tensor"},
 }
 

@@ -20,7 +20,7 @@ from ttvd.nn.norms import Statistics, StreamNorm, apply_statistics
 MIXED = ["source:renorm", "prior:0.2", "prior:0.2:renorm", "count:16:renorm", "momentum:0.1:renorm"]
 MIXED += ["track:12:100", "track:12:100:renorm", "track:0:inf:renorm", "momentum:1:renorm"]
 """Policies for the statistics of batch norms that mix two kinds."""
-DYNAMIC = {"cotta", "memo", "rotta", "tast-bn"}
+DYNAMIC = {"cotta", "memo", "petta", "rotta", "tast-bn"}
 """Methods whose steps cannot be recorded."""
 
 

@@ -108,6 +108,17 @@ def build_twin(model: nn.Module, *, prior: float = 0.0, count: float | None = No
     return twin
 
 
+@torch.no_grad()
+def build_sharp(outputs: int, norm: str, scale: float) -> tuple[ResNet, Any]:
+    """A network whose head is ``scale`` times as steep, sure of some images and unsure of others; and its twin."""
+    net = build_net(outputs, norm)
+    net.fc.weight *= scale
+    (images,) = build_stream(64, seed=50)
+    twin: Any = build_twin(net)
+    net.fc.bias.copy_(-net.fc.weight @ twin.forward_features(images).mean(0))
+    return net, build_twin(net)
+
+
 def norm_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     """Affine parameters of normalisation layers by name."""
     layers = [(n, m) for n, m in model.named_modules() if isinstance(m, HandNorm | nn.GroupNorm)]

@@ -13,6 +13,7 @@ import ttvd
 from tests.helpers.methods import (
     build_net,
     build_optimizer,
+    build_sharp,
     build_sites,
     build_stream,
     build_twin,
@@ -30,6 +31,11 @@ def make_net() -> Callable[..., ResNet]:
 @pytest.fixture(scope="session")
 def make_twin() -> Callable[..., Any]:
     return build_twin
+
+
+@pytest.fixture(scope="session")
+def make_sharp() -> Callable[..., tuple[ResNet, Any]]:
+    return build_sharp
 
 
 @pytest.fixture(scope="session")

@@ -46,16 +46,11 @@ class Trial(NamedTuple):
 
 @pytest.fixture
 def make_trial(
-    make_net: Maker, make_twin: Maker, make_optimizer: Maker, make_stream: Maker, assert_parameters: Maker
+    make_sharp: Maker, make_optimizer: Maker, make_stream: Maker, assert_parameters: Maker
 ) -> MakeTrial:
     def build(norm: str, outputs: int = 12, *, nesterov: bool = False) -> Trial:
         """A sharp head around the mean feature: sure and unsure predictions of several classes."""
-        net = make_net(outputs, norm)
-        with torch.no_grad():
-            net.fc.weight *= 2.5 if norm == "batch" else 6
-            (images,) = make_stream(64, seed=50)
-            net.fc.bias.copy_(-net.fc.weight @ make_twin(net).forward_features(images).mean(0))
-        twin = make_twin(net)
+        net, twin = make_sharp(outputs, norm, 2.5 if norm == "batch" else 6)
         optimizer = make_optimizer(twin, "sgd", LR)
         optimizer.param_groups[0]["nesterov"] = nesterov
         return Trial(net, twin, optimizer, make_stream(16, 9, 16, 1, 24, 16, 12), assert_parameters)

@@ -42,14 +42,9 @@ class Lab(NamedTuple):
 
 
 @pytest.fixture
-def lab(make_net: Maker, make_twin: Maker, make_optimizer: Maker, make_stream: Maker) -> Lab:
+def lab(make_sharp: Maker, make_optimizer: Maker, make_stream: Maker) -> Lab:
     def build(norm: str, optimizer: str, lr: float) -> Any:
-        net = make_net(7, norm)
-        with torch.no_grad():
-            net.fc.weight *= 6 if norm == "batch" else 15
-            (images,) = make_stream(64, seed=50)
-            net.fc.bias.copy_(-net.fc.weight @ make_twin(net).forward_features(images).mean(0))
-        twin = make_twin(net)
+        net, twin = make_sharp(7, norm, 6 if norm == "batch" else 15)
         return net, twin, make_optimizer(twin, optimizer, lr)
 
     return Lab(build, make_stream(16, 9, 16, 1, 24, 16, 12))

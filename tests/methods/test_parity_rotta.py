@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable
 from typing import Any
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.helpers.methods import read_defaults
+from tests.helpers.rotta import Item, NaiveCSTU, affine, check_state, darken, replace_norms
 from ttvd.methods.rotta import RoTTA
 from ttvd.nn.resnet import ResNet
 
@@ -24,103 +24,14 @@ def assert_near(found: Tensor, wanted: Tensor) -> None:
     torch.testing.assert_close(found, wanted.detach(), rtol=1e-8, atol=1e-8)
 
 
-class HandRobustNorm(nn.Module):
-    """RoTTA's layer on paper: in training the averages follow the batch first and normalise it then."""
-
-    alpha = 0.05
-
-    def __init__(self, norm: nn.BatchNorm2d) -> None:
-        super().__init__()
-        assert norm.running_mean is not None
-        assert norm.running_var is not None
-        self.weight = nn.Parameter(norm.weight.detach().clone())
-        self.bias = nn.Parameter(norm.bias.detach().clone())
-        self.mean, self.var, self.eps = norm.running_mean.clone(), norm.running_var.clone(), norm.eps
-
-    def forward(self, x: Tensor) -> Tensor:
-        columns = x.movedim(1, -1).reshape(-1, x.shape[1])
-        mean, var = self.mean, self.var
-        if self.training:
-            batch_mean = columns.sum(0) / len(columns)
-            batch_var = ((columns - batch_mean) ** 2).sum(0) / len(columns)
-            mean = (1 - self.alpha) * mean + self.alpha * batch_mean
-            var = (1 - self.alpha) * var + self.alpha * batch_var
-            self.mean, self.var = mean.detach(), var.detach()
-        columns = (columns - mean) / (var + self.eps) ** 0.5 * self.weight + self.bias
-        return columns.reshape(x.movedim(1, -1).shape).movedim(-1, 1)
-
-
-def replace_norms(net: nn.Module) -> Any:
-    """A copy with hand-written norms in evaluation mode, whose affine parameters alone want gradients."""
-    twin = copy.deepcopy(net).requires_grad_(False)
-    for name, layer in net.named_modules():
-        if isinstance(layer, nn.BatchNorm2d):
-            twin.set_submodule(name, HandRobustNorm(layer))
-    return twin.eval()
-
-
-def affine(twin: nn.Module) -> dict[str, nn.Parameter]:
-    layers = [(n, m) for n, m in twin.named_modules() if isinstance(m, HandRobustNorm)]
-    return {f"{n}.{leaf}": p for n, m in layers for leaf, p in m.named_parameters()}
-
-
-def moments_of(twin: nn.Module) -> dict[str, Tensor]:
-    layers = {name: m for name, m in twin.named_modules() if isinstance(m, HandRobustNorm)}
-    means = {f"{name}.running_mean": m.mean for name, m in layers.items()}
-    return means | {f"{name}.running_var": m.var for name, m in layers.items()}
-
-
-class Item:
-    def __init__(self, x: Tensor, label: int, entropy: float) -> None:
-        self.x, self.label, self.entropy, self.age = x, label, entropy, 0
-
-
-class NaiveCSTU:
-    """RoTTA's memory: one list for each class; every arrival makes everything in it older, the newcomer too."""
-
-    def __init__(self, options: dict[str, Any]) -> None:
-        self.capacity: int = options["capacity"]
-        self.lists = [list[Item]() for _ in range(CLASSES)]
-        self.timeliness: float = options.get("timeliness", 1.0)
-        self.uncertainty: float = options.get("uncertainty", 1.0)
-        self.evicted = 0
-
-    def score(self, item: Item) -> float:
-        old = 1 / (1 + math.exp(-item.age / self.capacity))
-        return self.timeliness * old + self.uncertainty * item.entropy / math.log(CLASSES)
-
-    def add(self, new: Item) -> None:
-        sizes = [len(items) for items in self.lists]
-        if sizes[new.label] < self.capacity / len(sizes):
-            rivals = [c for c, size in enumerate(sizes) if size == max(sizes)]
-            room = sum(sizes) < self.capacity
-        else:
-            rivals, room = [new.label], False
-        if not room:
-            worst = max((i for c in rivals for i in self.lists[c]), key=self.score)
-            room = self.score(worst) > self.score(new)
-            if room:
-                self.lists[worst.label].remove(worst)
-                self.evicted += 1
-        if room:
-            self.lists[new.label].append(new)
-        for item in self.items():
-            item.age += 1
-
-    def items(self) -> list[Item]:
-        return [item for items in self.lists for item in items]
-
-
 class NaiveRoTTA:
     def __init__(self, net: nn.Module, options: dict[str, Any]) -> None:
-        self.student, self.teacher = (replace_norms(net) for _ in range(2))
-        self.teacher.requires_grad_(False)
-        self.optimizer = torch.optim.Adam(affine(self.student).values(), lr=0.01)
-        self.memory, self.period, self.nu = NaiveCSTU(options), options["period"], options.get("nu", 0.001)
-        self.seen = 0
-        for layer in (*self.student.modules(), *self.teacher.modules()):
-            if isinstance(layer, HandRobustNorm):
-                layer.alpha = options.get("alpha", 0.05)
+        self.student, self.teacher = (replace_norms(net, options.get("alpha", 0.05)) for _ in range(2))
+        leaves = [p.requires_grad_() for p in affine(self.student).values()]
+        self.optimizer = torch.optim.Adam(leaves, lr=0.01)
+        weights = {key: options[key] for key in ("timeliness", "uncertainty") if key in options}
+        self.memory = NaiveCSTU(options["capacity"], CLASSES, **weights)
+        self.period, self.nu, self.seen = options["period"], options.get("nu", 0.001), 0
 
     def __call__(self, x: Tensor) -> Tensor:
         logits: Tensor = self.teacher.eval()(x)
@@ -149,21 +60,12 @@ class NaiveRoTTA:
             old.data = (1 - self.nu) * old.data + self.nu * p.data
 
 
-def assert_state(adapter: nn.Module, prefix: str, twin: nn.Module, start: dict[str, Tensor]) -> None:
-    """Affine parameters and averages are the twin's and moved; nothing else of the network is in the state."""
-    state = {n.removeprefix(prefix): t for n, t in adapter.state_dict().items() if n.startswith(prefix)}
-    wanted: dict[str, Tensor] = {**affine(twin), **moments_of(twin)}
-    assert set(state) == set(wanted)
-    for name, tensor in wanted.items():
-        assert_near(state[name], tensor)
+def assert_state(adapter: nn.Module, part: str, twin: nn.Module, start: dict[str, Tensor]) -> None:
+    """Affine parameters and averages are the twin's and moved."""
+    state = check_state(adapter, part, twin)
     for leaf in ("weight", "running_mean"):
         moved = max(float((t - start[n]).abs().max()) for n, t in state.items() if n.endswith(leaf))
         assert moved > 1e-4, f"no {leaf} moved by more than {moved:.1e}: this shows nothing"
-
-
-def darken(x: Tensor, *_: Any) -> Tensor:
-    """Stands for the random augmentation."""
-    return 0.9 * x.flip(-1) ** 1.5
 
 
 ROTTAS: dict[str, dict[str, Any]] = {
@@ -194,8 +96,8 @@ def test_rotta(
         }
         assert found == {(i.x.sum().item(), i.label, float(i.age)) for i in naive.memory.items()}
     assert (naive.memory.evicted > 5) == (options["capacity"] < 250)
-    assert_state(adapter, "model.", naive.student, net.state_dict())
-    assert_state(adapter, "teacher.", naive.teacher, net.state_dict())
+    assert_state(adapter, "model", naive.student, net.state_dict())
+    assert_state(adapter, "teacher", naive.teacher, net.state_dict())
 
 
 def test_rotta_s_defaults_are_the_paper_s() -> None:

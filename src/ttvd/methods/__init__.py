@@ -36,4 +36,11 @@ from ttvd.methods.lame import LAME as LAME
 from ttvd.methods.roid import ROID as ROID
 from ttvd.methods.deyo import DeYO as DeYO
 from ttvd.methods.rdumb import RDumb as RDumb
+from ttvd.methods.come import COME as COME
+from ttvd.methods.come import ConservativeEATA as ConservativeEATA
+from ttvd.methods.come import ConservativeSAR as ConservativeSAR
+from ttvd.methods.cmf import CMF as CMF
+from ttvd.methods.petta import PeTTA as PeTTA
+from ttvd.methods.poem import POEM as POEM
+from ttvd.methods.neo import NEO as NEO
 from ttvd.methods.ttvd.method import TTVD as TTVD

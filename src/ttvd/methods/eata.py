@@ -90,9 +90,13 @@ class ETA(GradientAdapter):
     def loss(self, x: Tensor) -> Step:
         """Weighted mean entropy of the kept samples."""
         logits = self.output(x)
-        values, kept = entropy(logits), self._keep(logits)
+        values, kept = self.uncertainty(logits), self._keep(logits)
         weights = (self.margin * math.log(logits.shape[1]) - values.detach()).exp()
         return Step(logits, mean_over(weights * values, kept), kept.to(values.dtype).mean())
+
+    def uncertainty(self, logits: Tensor) -> Tensor:
+        """What selects samples and is minimised, for each of them (b,): the entropy."""
+        return entropy(logits)
 
     @torch.no_grad()
     def after_step(self, step: Step) -> None:
@@ -111,7 +115,7 @@ class ETA(GradientAdapter):
                 f"the model was taken to have {len(self.mean)} classes and returns {logits.shape[1]}; give it an "
                 "attribute num_classes, or pass ttvd.split(model, head='dotted.name') with the right head"
             )
-        confident = entropy(logits) < self.margin * math.log(logits.shape[1])
+        confident = self.uncertainty(logits) < self.margin * math.log(logits.shape[1])
         likeness = F.cosine_similarity(self.mean[None], logits.softmax(1).to(self.mean.dtype), dim=1)
         return confident & (likeness.abs() < self.similarity)
 

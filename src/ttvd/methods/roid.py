@@ -58,7 +58,7 @@ class ROID(GradientAdapter):
         torch.Size([8, 2])
     """
 
-    networks = ("model", "source")
+    networks: ClassVar[tuple[str, ...]] = ("model", "source")
     defaults: ClassVar[StepOptions] = {**GradientAdapter.defaults, "optimizer": "adam"}
     mean: Tensor
 

@@ -1,6 +1,8 @@
 """RoTTA: a balanced memory of recent certain samples, robust statistics and a slow teacher."""
 
 import math
+from collections.abc import Callable
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -103,7 +105,7 @@ class RoTTA(MemoryAdapter):
         torch.Size([8, 2])
     """
 
-    networks = ("model", "teacher")
+    networks: ClassVar[tuple[str, ...]] = ("model", "teacher")
     dynamic = "it learns from as many images as its memory holds, and draws its augmentations in the step"
     memory: BalancedMemory
 
@@ -136,7 +138,7 @@ class RoTTA(MemoryAdapter):
 
     def output(self, x: Tensor) -> Tensor:
         """Logits of the teacher, normalised by its averages alone."""
-        with _averages_alone(self.teacher):
+        with averages_alone(self.teacher):
             return upcast(self.call_model(x, self.teacher))
 
     def adapt(self, x: Tensor) -> Tensor:
@@ -144,17 +146,29 @@ class RoTTA(MemoryAdapter):
         self.memory.make_room(tuple(x.shape[1:]))  # another size is refused before anything has changed
         with torch.no_grad():
             out = self.output(x)
+        self.learn_along(x, out)
+        return out
+
+    def learn_along(self, x: Tensor, out: Tensor, see: Callable[[slice], None] | None = None) -> None:
+        """Remember a batch with its predictions, and learn from the memory when it is time.
+
+        Args:
+            x: The batch.
+            out: Logits of the teacher.
+            see: Called with each part of the batch before it is remembered.
+        """
         labels, classes = out.argmax(1), out.shape[1]
         doubts = entropy(out) / math.log(max(classes, 2))
         quotas = torch.full_like(doubts, self.memory.capacity / classes)
         kept = torch.zeros_like(self.kept)
         for part, due in self.clock.pieces(len(x)):
+            if see is not None:
+                see(part)
             entered = self.memory.offer(x[part], labels[part], doubts[part], quotas[part])
             kept += entered * (len(labels[part]) / len(x))
             if due:
-                self._learn()
+                self.learn()
         self.kept.copy_(kept)
-        return out
 
     def loss(self, x: Tensor) -> Step:
         """Cross-entropy between the teacher on images of the memory and the student on augmentations of them."""
@@ -166,17 +180,21 @@ class RoTTA(MemoryAdapter):
         each = -(target * logits.log_softmax(1)).sum(1) * torch.sigmoid(-ages)
         return Step(logits, each.mean(), torch.ones_like(self.kept))
 
-    def _learn(self) -> None:
+    def learn(self) -> None:
         """One step on the memory; the averages of both networks follow it, and the teacher the student."""
         with following_stream(self.teacher):
             super().adapt(self.memory.images[self.memory.labels >= 0])
         with torch.no_grad():
             for slow, fast in zip(self.teacher.parameters(), self.model.parameters(), strict=True):
                 if slow.requires_grad:
-                    slow.lerp_(fast, self.nu)
+                    slow.lerp_(fast, self.teacher_share())
+
+    def teacher_share(self) -> float | Tensor:
+        """Share of the student in the teacher at an update."""
+        return self.nu
 
 
-def _averages_alone(network: nn.Module) -> Temporarily[StreamNorm]:
+def averages_alone(network: nn.Module) -> Temporarily[StreamNorm]:
     """Let batch norms use their averages without the batch at hand."""
     norms = [layer for layer in network.modules() if isinstance(layer, StreamNorm)]
     return Temporarily(norms, "statistics", Statistics.source())

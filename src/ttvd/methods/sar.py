@@ -107,9 +107,13 @@ class SAR(GradientAdapter):
         self.ema.copy_(torch.where(step.kept > 0, mean, self.ema))
         self.reset_where((self.ema >= 0) & (self.ema < floor))
 
+    def uncertainty(self, logits: Tensor) -> Tensor:
+        """What selects samples and is minimised, for each of them (b,): the entropy."""
+        return entropy(logits)
+
     def _minimised(self, logits: Tensor, among: Tensor) -> tuple[Tensor, Tensor]:
         """Mean entropy of the confident samples, and which they are."""
-        values = entropy(logits)
+        values = self.uncertainty(logits)
         sure = among & (values.detach() < self.margin * math.log(logits.shape[1]))
         return mean_over(values, sure), sure
 

@@ -37,4 +37,8 @@ class Tent(GradientAdapter):
     def loss(self, x: Tensor) -> Step:
         """Mean entropy of the batch."""
         logits = self.output(x)
-        return Step(logits, entropy(logits).mean(), torch.ones_like(self.kept))
+        return Step(logits, self.uncertainty(logits).mean(), torch.ones_like(self.kept))
+
+    def uncertainty(self, logits: Tensor) -> Tensor:
+        """What is minimised, for each sample (b,): the entropy."""
+        return entropy(logits)

@@ -22,6 +22,24 @@ def entropy(logits: Tensor) -> Tensor:
     return -(log_probs.exp() * log_probs).sum(-1)
 
 
+def opinion_entropy(logits: Tensor) -> Tensor:
+    """Entropy of the opinion that subjective logic reads off logits (..., k), in nats.
+
+    An opinion is a belief b_i = e^x_i / (S + k) in each class and the uncertainty k / (S + k), with S the sum of all
+    e^x_j: the softmax of the logits and of ln k. The length of the logits has no gradient, so steps turn the logits and
+    do not make them longer.
+
+    Example:
+        >>> round(opinion_entropy(torch.zeros(1, 4)).item(), 4)  # beliefs of 1/8 and an uncertainty of 1/2
+        1.3863
+    """
+    length = logits.norm(dim=-1, keepdim=True)
+    # The quotient is 1 in value; logits that are all 0 have no direction, and get no gradient.
+    turned = logits * (length.detach() / length.clamp_min(torch.finfo(length.dtype).tiny))
+    unsure = torch.full_like(length, math.log(logits.shape[-1]))
+    return entropy(torch.cat([turned, unsure], dim=-1))
+
+
 def mean_over(values: Tensor, mask: Tensor) -> Tensor:
     """Mean of the values where the mask is true; 0 where it is nowhere true.
 
