@@ -1,5 +1,7 @@
 """Shared by all tests."""
 
+import gc
+
 import pytest
 import torch
 from hypothesis import settings
@@ -8,6 +10,12 @@ torch.set_num_threads(1)
 # No deadline: how long a case takes says more about the machine than about the code.
 settings.register_profile("patient", deadline=None)
 settings.load_profile("patient")
+
+
+def pytest_collection_finish() -> None:
+    """What the collection of thousands of tests leaves behind lives to the end: it need not be searched for garbage."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
