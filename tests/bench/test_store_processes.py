@@ -96,13 +96,14 @@ def kill_writers(path: Path) -> None:
     for number in range(20):
         if number == 10:  # the second half with the rollback journal, which network file systems get
             database._is_on_network = lambda path: True
-        child = fork(lambda first=len(expected): add_all(first))  # type: ignore[misc]
+        count = len(expected)
+        child = fork(lambda first=count: add_all(first))  # type: ignore[misc]
         time.sleep(moments.uniform(0.01, 0.15))
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
         with Store(path) as store:
             runs = store.load(store.done())
-        expected |= {run.spec.key: run for run in map(make_run, range(len(expected), len(runs)))}
+        expected |= {run.spec.key: run for run in map(make_run, range(count, len(runs)))}
         assert runs == expected
     say(len(expected))
 
