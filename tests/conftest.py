@@ -1,6 +1,7 @@
 """Shared by all tests."""
 
 import gc
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -16,6 +17,15 @@ def pytest_collection_finish() -> None:
     """What the collection of thousands of tests leaves behind lives to the end: it need not be searched for garbage."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def _frozen() -> Iterator[None]:
+    """What was frozen is frozen again if a test has thawed it, as the check of memory in ``ttvd.testing`` does."""
+    yield
+    if not gc.get_freeze_count():
+        gc.collect(1)
+        gc.freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -303,25 +303,24 @@ def check_memory(make: Make, model: nn.Module, batches: Sequence[Tensor], repeat
 def _counting_new_elements() -> Iterator[Callable[[], int]]:
     """Count by how many elements living tensors have grown since the block began; yields what counts them."""
     old = [(weakref.ref(tensor), tensor.numel()) for tensor in _find_tensors()]
-    thaw = gc.get_freeze_count() == 0
-    if thaw:
-        gc.freeze()  # objects that exist now need not be searched again
+    gc.freeze()  # objects that exist now need not be searched again
 
     def count() -> int:
         gc.collect()
-        alive = sum(size for known, size in old if known() is not None)
-        gone = sum(size for _, size in old) - alive
-        return sum(tensor.numel() for tensor in _find_tensors()) - gone - (0 if thaw else alive)
+        gone = sum(size for known, size in old if known() is None)
+        return sum(tensor.numel() for tensor in _find_tensors()) - gone
 
     try:
         yield count
     finally:
-        if thaw:
-            gc.unfreeze()
+        gc.unfreeze()
 
 
-def _find_tensors() -> Iterator[Tensor]:
-    return (found for found in gc.get_objects() if issubclass(type(found), Tensor))
+def _find_tensors() -> list[Tensor]:
+    objects = gc.get_objects()
+    kinds = {id(kind): kind for kind in map(type, objects)}  # a class of somebody else may have no hash
+    wanted = {number for number, kind in kinds.items() if issubclass(kind, Tensor)}
+    return [found for found in objects if id(type(found)) in wanted]
 
 
 def check_failed_steps(make: Make, model: nn.Module, batches: Sequence[Tensor]) -> None:
