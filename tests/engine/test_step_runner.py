@@ -211,7 +211,6 @@ def test_copies_leave_recordings_behind(how: str, recorder: RerunRecorder) -> No
 
 @pytest.fixture
 def no_collector() -> Iterator[None]:
-    gc.collect()
     gc.disable()
     yield
     gc.enable()

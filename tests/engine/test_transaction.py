@@ -53,6 +53,11 @@ class FailAt(TorchDispatchMode):
         super().__init__()
         self.number, self.count = number, 0
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing is compiled here, and what keeps the compiler away would be called before every operation."""
+        return False
+
     def __torch_dispatch__(
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:

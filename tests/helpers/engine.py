@@ -35,6 +35,11 @@ class Trace(TorchDispatchMode):
         super().__init__()
         self.operations: list[tuple[object, ...]] = []
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing is compiled here, and what keeps the compiler away would be called before every operation."""
+        return False
+
     def __torch_dispatch__(
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:

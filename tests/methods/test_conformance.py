@@ -1,5 +1,6 @@
 """Every registered method runs through the conformance suite by itself; and the suite can fail."""
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -8,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import ttvd
+from ttvd import testing
 from ttvd.methods import Adapter, GradientAdapter, Step
 from ttvd.nn.norms import Statistics
 from ttvd.nn.views import AggregatedViews
@@ -196,6 +198,25 @@ def test_a_broken_promise_is_named(broken: Callable[[nn.Module], Adapter], promi
     net = make_world("tent")[0]
     with pytest.raises(ConformanceError, match=promise):
         ttvd.check_adapter(lambda: broken(net), net, make_batches())
+
+
+def test_steps_fail_at_every_call_of_a_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    net, calls, tried = make_world("tent")[0], list[nn.Module](), Counter[bool]()
+    handles = [part.register_forward_hook(lambda part, *_: calls.append(part)) for part in net.modules()]
+    net(make_batches()[0])
+    for handle in handles:
+        handle.remove()
+    fail = testing._fail
+
+    def count(output: Any, backward: bool) -> Any:
+        tried[backward] += 1
+        return fail(output, backward)
+
+    monkeypatch.setattr(testing, "_fail", count)
+    testing.check_failed_steps(lambda: Sound(net), net, make_batches())
+    assert tried[False] == len(calls)
+    norms = sum(isinstance(part, nn.BatchNorm2d) for part in calls)
+    assert norms < tried[True] < len(calls), "once for each tensor that has a gradient"
 
 
 def test_too_few_batches_are_refused() -> None:

@@ -134,7 +134,11 @@ class Spec:
 
     def document(self) -> dict[str, Any]:
         """Return the spec as plain JSON values."""
-        return json.loads(json.dumps(asdict(self), sort_keys=True, allow_nan=False))  # type: ignore[no-any-return]
+        values = {item.name: getattr(self, item.name) for item in fields(self)}
+        values["domains"] = [
+            asdict(domain) for domain in self.domains
+        ]  # of all values, it would copy plain ones too
+        return json.loads(json.dumps(values, sort_keys=True, allow_nan=False))  # type: ignore[no-any-return]
 
     @classmethod
     def from_document(cls, document: Mapping[str, Any]) -> Self:
@@ -145,7 +149,7 @@ class Spec:
         domains = tuple(Domain(**domain) for domain in document["domains"])
         return cls(**{**document, "domains": domains})
 
-    @property
+    @cached_property
     def key(self) -> str:
         """The first 16 digits of the SHA-256 of the document."""
         text = json.dumps(self.document(), sort_keys=True, separators=(",", ":"))

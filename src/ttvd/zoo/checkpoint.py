@@ -6,13 +6,14 @@ The card names an architecture of this library and its arguments, so loading a c
 import json
 import os
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from ttvd.nn.fingerprint import fingerprint
 from ttvd.nn.resnet import ResNet, resnet20, resnet26
@@ -189,11 +190,26 @@ def _check_size(card: Card, weights: Mapping[str, Tensor]) -> None:
         limit = len(weights) if name in ("blocks", "depth", "depths", "layers") else most
         if any(isinstance(number, int | float) and not abs(number) <= limit for number in numbers):
             raise ValueError(f"{name} = {value!r} is more than the weights have")
-    with torch.device("meta"), warnings.catch_warnings():  # shapes without memory
+    with torch.device("meta"), _Undrawn(), warnings.catch_warnings():  # shapes without memory
         warnings.simplefilter("ignore")  # of layers without elements, which are refused below
         found = sum(value.numel() for value in build_model(card).state_dict().values())
     if found != most:
         raise ValueError(f"the weights do not fit its model: they have {most} numbers instead of {found}")
+
+
+class _Undrawn(TorchFunctionMode):
+    """Leaves weights as they are where normal numbers would be drawn.
+
+    For weights without memory, torch would import its compiler for that, which takes a second.
+    """
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        named = kwargs or {}
+        if func in (nn.init.normal_, Tensor.normal_):
+            return args[0] if args else named["tensor"]
+        return func(*args, **named)
 
 
 def _find_options(card: Card) -> list[tuple[str, Any]]:
