@@ -82,6 +82,16 @@ def test_a_turn_is_known_once_and_a_change_of_the_images_forgets() -> None:
     assert (drift.evidence().item(), drift.images.item(), drift.rank.item()) == (0.0, 0.0, 0.5)
 
 
+def test_evidence_does_not_come_and_go_by_chance() -> None:
+    drift = AnswerDrift(QUANTILES, ONE)
+    found = []
+    for rank in (0.9, 0.72, 0.74, 0.72, 0.5, 0.5, 0.5):
+        drift.observe(scores_of(torch.full((256,), rank)), ONE)
+        drift.begin(torch.tensor(False))
+        found.append(drift.evidence().item())
+    assert found == [1.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0]
+
+
 def test_values_that_are_not_finite_change_nothing() -> None:
     drift = AnswerDrift(QUANTILES, ONE)
     drift.observe(torch.zeros(64, 4), ONE)

@@ -12,8 +12,9 @@ MEMORY = 128
 """Images that the mean rank counts as at most; older ones fade."""
 CHANCE = 2.5 / 12**0.5
 """Two and a half standard deviations of a rank, which is uniform on images of the source."""
-TOLERANCE = 0.2
-"""Difference between the mean rank and 1/2 that is no evidence, since some classes are harder than others."""
+TOLERANCE, REMAINING = 0.2, 0.1
+"""Difference between the mean rank and 1/2 that is no evidence, since some classes are harder than others; and the one
+at which evidence that was there goes, so that it does not come and go by chance."""
 
 
 class AnswerDrift(TracksStream):
@@ -76,7 +77,7 @@ class AnswerDrift(TracksStream):
         torch.where(fine, kept + size, self.images, out=self.images)
 
     def turned(self) -> Tensor:
-        """Whether the evidence has come or gone since the stream was last known to change, a scalar."""
+        """Whether the evidence has come or gone since the last batch began, a scalar."""
         return (self.evidence() > 0) != self.shifted
 
     @torch.no_grad()
@@ -96,4 +97,5 @@ class AnswerDrift(TracksStream):
     def evidence(self) -> Tensor:
         """The evidence of a shift, a scalar: 0 or 1."""
         chance = CHANCE * self.images.clamp_min(1.0).rsqrt()
-        return (self.rank - 0.5 > chance + TOLERANCE).to(self.rank.dtype)
+        least = torch.where(self.shifted, REMAINING, chance + TOLERANCE)
+        return (self.rank - 0.5 > least).to(self.rank.dtype)

@@ -23,7 +23,7 @@ from ttvd.methods.ttvd.agreement_temperature import FACTORS, AgreementTemperatur
 from ttvd.methods.ttvd.answer import correct_shares, soften
 from ttvd.methods.ttvd.answer_drift import AnswerDrift
 from ttvd.methods.ttvd.class_shares import ClassShares
-from ttvd.methods.ttvd.input_drift import InputDrift
+from ttvd.methods.ttvd.input_drift import InputDrift, Windows
 from ttvd.methods.ttvd.label_shift import LabelShiftEstimator
 from ttvd.methods.ttvd.loss import consensus, joint_entropy
 from ttvd.methods.ttvd.online_temperature import OnlineTemperature
@@ -335,8 +335,7 @@ class TTVD(GradientAdapter):
         if self.drift is None:
             return self
         windows, changed = self.drift.look(x, self._tolerance(), self._class_scale())
-        turned = self.answer_drift is not None and bool(self.answer_drift.turned())
-        if not (turned or bool(changed)):
+        if not bool(changed | self._has_turned(windows)):
             return self
         twin = self.copy_at_start(KEPT)
         assert twin.drift is not None
@@ -359,6 +358,13 @@ class TTVD(GradientAdapter):
             evidence = torch.maximum(evidence, self.answer_drift.evidence())
         return evidence * ~self.guard.is_at_source() if isinstance(self.guard, GuardMonitor) else evidence
 
+    def _has_turned(self, windows: Windows) -> Tensor:
+        """Whether the answers alone show that a shift has come or gone, since the images do not."""
+        assert self.drift is not None
+        if self.answer_drift is None:
+            return torch.zeros((), dtype=torch.bool, device=windows.mean.device)
+        return self.answer_drift.turned() & (self.drift.evidence(windows, self._class_scale()) < 1.0)
+
     def _class_scale(self) -> Tensor | float:
         """Factor on the radii of the classes: below 1 where the last images were of many classes."""
         return 1.0 if self.class_shares is None else self.class_shares.class_scale(self.source_accuracy)
@@ -373,7 +379,7 @@ class TTVD(GradientAdapter):
             return None
         if self.drift.following and not self.drift.settled:
             windows, changed = self.drift.look(x, self._tolerance(), self._class_scale())
-            turned = changed if self.answer_drift is None else changed | self.answer_drift.turned()
+            turned = changed | self._has_turned(windows)
             self.reset_where(turned, KEPT)
             if self.answer_drift is not None:
                 self.answer_drift.begin(changed)
