@@ -141,6 +141,22 @@ def test_the_adapter_answers_as_the_source_where_it_has_lost_what_the_source_see
     assert (answers[0.0] - answers[1.0]).abs().max() > 1e-3
 
 
+def test_parameters_are_pulled_back_to_the_source(plain: tuple[ResNet, ttvd.Sites]) -> None:
+    net, sites = plain
+    adapter = ttvd.TTVD(net, sites, guard=False)
+    adapter.keep_initial()
+    start = [parameter.detach().clone() for parameter in adapter.adapting()]
+    with torch.no_grad():
+        for parameter in adapter.adapting():
+            parameter.add_(1.0)
+    for size, share in ((128, 0.02), (64, 0.02), (16, 0.005)):
+        before = [parameter.detach().clone() for parameter in adapter.adapting()]
+        out = torch.zeros(size, 3)
+        adapter.after_step(ttvd.Step(out, torch.zeros(()), torch.ones(())))
+        for first, old, new in zip(start, before, adapter.adapting(), strict=True):
+            torch.testing.assert_close(new.detach(), old + share * (first - old))
+
+
 def test_only_plain_heads_with_batch_norm_and_sites_that_know_the_images_are_checked(
     plain: tuple[ResNet, ttvd.Sites], make_net: Callable[..., ResNet], make_sites: Any
 ) -> None:

@@ -55,6 +55,8 @@ KEPT = ("label_shift.excess", "answer_drift")
 """What a change of the stream does not end: how the classes follow each other, and what the answers have shown."""
 UNEQUAL = 0.1
 """Excess of equal classes in a batch from which on diversity is not asked for."""
+PULL = 0.02
+"""Share of the way back to the source that the parameters of a plain head go after each full step."""
 UNEQUAL_STEP = 0.4
 """What remains of the steps of a plain head there, if batch norms hold the features."""
 
@@ -83,9 +85,9 @@ class TTVD(GradientAdapter):
     are forwarded. Where calibration found the mirrored image harmless, it is the second view: the mean logits of the
     upright and the mirrored image answer, and teach both. Images count less in the statistics of norms where the last
     predictions are of few classes, and steps end there; without batch norm they end where batches hold few classes
-    each. With batch norm the source is forwarded too. It answers where the statistics of the stream have removed what
-    tells the classes apart (:class:`~ttvd.methods.ttvd.source_check.SourceCheck`). What is missing is the joint label,
-    the strongest signal.
+    each. With batch norm, parameters are pulled back to the source a little after each step, and the source is
+    forwarded too. It answers where the statistics of the stream have removed what tells the classes apart
+    (:class:`~ttvd.methods.ttvd.source_check.SourceCheck`). What is missing is the joint label, the strongest signal.
 
     The images themselves are watched too (:class:`~ttvd.methods.ttvd.input_drift.InputDrift`). Where the stream
     changes, the adapter starts again. Where the stream does not differ from the source, norms keep the statistics of
@@ -387,6 +389,16 @@ class TTVD(GradientAdapter):
                 self.guard.contrast.forget(turned)  # the source changes its answers here for another reason
             self.drift.write(windows)
         return self._join(self.drift.evidence(self.drift.windows(), self._class_scale()))
+
+    @torch.no_grad()
+    def after_step(self, step: Step) -> None:
+        """Pull the parameters of a plain head with batch norm a little back to the source."""
+        if self.source_check is None or not self.by_evidence:
+            return
+        own, initial = self.unguarded()
+        names = [name for name, parameter in self.named_parameters() if parameter.requires_grad]
+        share = PULL * min(1.0, len(step.out) / self.reference_batch_size)
+        torch._foreach_lerp_([own[name] for name in names], [initial[name] for name in names], share)
 
     def count_outputs(self) -> int:
         """Number of classes, whether the head tells rotations apart or not."""
