@@ -136,7 +136,7 @@ class TTVD(GradientAdapter):
             where the stream changes, and moves away from the source by the evidence of a shift. False: norms and
             steps follow every stream in the same way.
         lr: Learning rate. None: 0.05 for a head that tells rotations apart, and for a plain one on a network with batch
-            norm (0.1 from 500 classes on); 0.01 for a plain one without batch norm. This suits SGD without momentum,
+            norm (0.1 from 50 classes on); 0.01 for a plain one without batch norm. This suits SGD without momentum,
             Adam needs about 0.001. Where batches hold few classes each, the steps of a plain head are 0.4 times as
             large, and 0 without batch norm.
         momentum: Momentum of SGD (Nesterov), 0 unless given; first beta of Adam, 0.9 unless given.
