@@ -68,9 +68,9 @@ def world() -> World:
     return build_world()
 
 
-def policies(adapter: Adapter) -> set[str]:
-    """What the adapter says, and what its norms do."""
-    layers = [layer for layer in adapter.modules() if isinstance(layer, StreamNorm)]
+def policies(adapter: Adapter, network: nn.Module | None = None) -> set[str]:
+    """What the adapter says, and what the norms of all its networks do, or of one."""
+    layers = [layer for layer in (network or adapter).modules() if isinstance(layer, StreamNorm)]
     return {str(adapter.statistics), *(str(layer.statistics) for layer in layers)}
 
 
@@ -379,9 +379,10 @@ def test_sites_of_one_view_have_one_kind_of_anchors(world: World) -> None:
     assert_close_anchors(sites.anchors[1], measure_by_hand(net, x, 1), 1e-9, 1e-9)
     for structure in STRUCTURES:
         chosen: Any = structure
-        assert policies(ttvd.TTVD(net, sites, structure=chosen, mirror=False)) == {
-            "track:16:512:renorm:anchored"
-        }
+        adapter = ttvd.TTVD(net, sites, structure=chosen, mirror=False)
+        assert policies(adapter, adapter.model) == {"track:16:512:renorm:anchored"}
+        assert adapter.source is not None
+        assert policies(adapter, adapter.source) == {"track:16:512:renorm:anchored", "source"}
 
 
 def save_source(folder: Path, anchored: bool, sites: bool = True) -> nn.Module:
