@@ -75,7 +75,7 @@ def _run(adapter: Adapter, batches: Sequence[Tensor]) -> list[Tensor]:
 
 
 class _Source:
-    """Builds adapters, and remembers what a new one does on the stream, so that not every check runs one for that."""
+    """Builds adapters, and keeps the outputs of the first one, which several checks compare with."""
 
     def __init__(self, make: Make) -> None:
         self._make, self._fresh = make, list[Tensor]()
@@ -84,13 +84,13 @@ class _Source:
         return self._make()
 
     def run_fresh(self, batches: Sequence[Tensor]) -> list[Tensor]:
-        """What a new adapter gives on the stream."""
+        """Return the outputs of a new adapter on the stream, computed at the first call."""
         self._fresh = self._fresh or [out.clone() for out in _run(self(), batches)]
         return self._fresh
 
 
 def _run_fresh(make: Make, batches: Sequence[Tensor]) -> list[Tensor]:
-    """What a new adapter gives on the stream: the same in all checks of a method, as check_reset demands."""
+    """Return the outputs of a new adapter on the stream, computed once for all checks of a method."""
     return make.run_fresh(batches) if isinstance(make, _Source) else _run(make(), batches)
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 import ttvd
-from ttvd.methods.ttvd.answer_drift import CHANCE, MEMORY, TOLERANCE, AnswerDrift
+from ttvd.methods.ttvd.answer_drift import MEMORY, AnswerDrift
 from ttvd.nn.norms import following_stream, settled_stream
 from ttvd.testing import make_world
 
@@ -46,7 +46,6 @@ def test_the_mean_rank_is_what_the_loop_says() -> None:
 def test_only_a_source_that_is_less_sure_is_evidence(rank: float, found: float) -> None:
     drift = AnswerDrift(QUANTILES, ONE)
     drift.observe(scores_of(torch.full((64,), rank)), ONE)
-    assert rank - 0.5 > CHANCE / 8 + TOLERANCE or found == 0.0
     assert drift.evidence().item() == found
 
 

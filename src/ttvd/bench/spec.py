@@ -135,9 +135,8 @@ class Spec:
     def document(self) -> dict[str, Any]:
         """Return the spec as plain JSON values."""
         values = {item.name: getattr(self, item.name) for item in fields(self)}
-        values["domains"] = [
-            asdict(domain) for domain in self.domains
-        ]  # of all values, it would copy plain ones too
+        # asdict(self) would copy all parameters too.
+        values["domains"] = [asdict(domain) for domain in self.domains]
         return json.loads(json.dumps(values, sort_keys=True, allow_nan=False))  # type: ignore[no-any-return]
 
     @classmethod

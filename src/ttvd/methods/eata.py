@@ -95,7 +95,7 @@ class ETA(GradientAdapter):
         return Step(logits, mean_over(weights * values, kept), kept.to(values.dtype).mean())
 
     def uncertainty(self, logits: Tensor) -> Tensor:
-        """What selects samples and is minimised, for each of them (b,): the entropy."""
+        """Return the entropy of each sample (b,), by which samples are selected and which is minimised."""
         return entropy(logits)
 
     @torch.no_grad()

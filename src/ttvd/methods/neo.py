@@ -72,7 +72,7 @@ class NEO(Adapter):
         return self._score(self.model.features(x))
 
     def adapt(self, x: Tensor) -> Tensor:
-        """Take the batch into the mean, then predict it."""
+        """Update the running mean with the features of the batch, then predict the batch."""
         with torch.no_grad():
             z = self.model.features(x)
             self.seen.add_(len(x))

@@ -12,10 +12,9 @@ from ttvd.methods.gradient import Step
 from ttvd.methods.registry import register
 from ttvd.methods.rotta import RoTTA, averages_alone
 from ttvd.methods.shared.augmentations import augment
-from ttvd.methods.shared.upright import find_upright
 from ttvd.nn.norms import apply_statistics, following_stream
 from ttvd.nn.split import SplitModel, shared_copy
-from ttvd.zoo.sites import Sites
+from ttvd.zoo.sites import Sites, find_upright
 
 _SMALLEST = 1e-6  # added to variances, in the authors' code
 
@@ -183,7 +182,7 @@ class PeTTA(RoTTA):
         return Step(others, loss, torch.ones_like(self.kept))
 
     def learn(self) -> None:
-        """Measure the drift, then take a step and let the averages of all networks follow the memory."""
+        """Measure the drift, then take a step; the statistics of all networks are updated with the memory."""
         self._measure_drift()
         with following_stream(self.source):
             super().learn()
@@ -194,7 +193,7 @@ class PeTTA(RoTTA):
 
     @torch.no_grad()
     def _measure_drift(self) -> None:
-        """The drift of the classes of the last samples; afterwards their running means follow these samples."""
+        """Return how far the class means have drifted from the sites, then update them with the last samples."""
         present = (self.counts > 0).to(self.means.dtype)
         gaps = ((self.means - self.source_means).square() / (self.variances + _SMALLEST)).mean(1)
         self.drift.copy_(-torch.expm1(-(gaps * present).sum() / present.sum()))

@@ -12,8 +12,7 @@ from ttvd.methods.gradient import GradientAdapter, Step, StepOptions
 from ttvd.methods.registry import register
 from ttvd.methods.sar import LAST_LAYERS
 from ttvd.methods.shared.losses import entropy, mean_over
-from ttvd.methods.shared.upright import find_upright
-from ttvd.zoo.sites import Sites
+from ttvd.zoo.sites import Sites, find_upright
 
 GAMMA = 1 / (8 * sqrt(3))
 """The authors' step of a bet."""
@@ -63,7 +62,7 @@ class EntropyMatcher(nn.Module):
 
     @torch.no_grad()
     def match(self, entropies: Tensor) -> Tensor:
-        """Targets (b,) of entropies (b,), whose ranks are bet on one after the other."""
+        """Return the target entropy of each sample (b,), and bet on the ranks of the samples one after the other."""
         ranks = self.rank(entropies)
         bets = self._bet(ranks - 0.5)
         self.log_wealth.add_(torch.log1p(bets * (ranks - 0.5)).sum())
@@ -206,7 +205,7 @@ class POEM(GradientAdapter):
         return frozenset({"entropies"})
 
     def output(self, x: Tensor) -> Tensor:
-        """Calibrated logits."""
+        """Return the logits divided by the temperature of the sites."""
         return super().output(x) / self.tau
 
     def loss(self, x: Tensor) -> Step:

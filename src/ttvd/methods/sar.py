@@ -108,7 +108,7 @@ class SAR(GradientAdapter):
         self.reset_where((self.ema >= 0) & (self.ema < floor))
 
     def uncertainty(self, logits: Tensor) -> Tensor:
-        """What selects samples and is minimised, for each of them (b,): the entropy."""
+        """Return the entropy of each sample (b,), by which samples are selected and which is minimised."""
         return entropy(logits)
 
     def _minimised(self, logits: Tensor, among: Tensor) -> tuple[Tensor, Tensor]:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ttvd.nn.anchors import Anchors
 from ttvd.nn.descriptors import InputMoments
 from ttvd.nn.fingerprint import fingerprint as fingerprint
-from ttvd.nn.split import SplitModel
+from ttvd.nn.split import SplitModel, split
 from ttvd.zoo.tensorfile import read_tensors, write_tensors
 
 if TYPE_CHECKING:
@@ -287,6 +287,19 @@ class Sites:
             )
         except (KeyError, AttributeError, TypeError, ValueError, OverflowError, RecursionError) as error:
             raise ValueError(f"{path} is not a valid {KIND} file: {error}") from error
+
+
+def find_upright(model: nn.Module, sites: Sites) -> SplitModel:
+    """Return the k-way classifier of upright images in a model that has sites.
+
+    Args:
+        model: The classifier; its head has k outputs, or k * v with label augmentation.
+        sites: Its sites, which are checked.
+    """
+    parts = split(model)
+    sites.check(parts)
+    plain = parts.linear.out_features == sites.num_classes
+    return parts if plain else parts.upright(sites.views)
 
 
 def _read_number(text: str) -> float | None:

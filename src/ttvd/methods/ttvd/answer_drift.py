@@ -77,7 +77,7 @@ class AnswerDrift(TracksStream):
         torch.where(fine, kept + size, self.images, out=self.images)
 
     def turned(self) -> Tensor:
-        """Whether the evidence has come or gone since the last batch began, a scalar."""
+        """Return whether the evidence has changed since the last batch began, a scalar."""
         return (self.evidence() > 0) != self.shifted
 
     @torch.no_grad()

@@ -43,7 +43,7 @@ from ttvd.methods.ttvd.options import (
     takes_large_steps,
 )
 from ttvd.methods.ttvd.presets import PRESETS
-from ttvd.methods.ttvd.source_check import Averages, SourceCheck
+from ttvd.methods.ttvd.source_check import SourceAverages, SourceCheck
 from ttvd.methods.ttvd.step_scale import StepScale
 from ttvd.nn.norms import Statistics, StreamNorm, Temporarily, apply_statistics
 from ttvd.nn.split import SplitModel, shared_copy, split
@@ -313,7 +313,9 @@ class TTVD(GradientAdapter):
         return z, logits / self.source_tau
 
     @torch.no_grad()
-    def _check(self, scores: Tensor, source: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Averages | None]:
+    def _check(
+        self, scores: Tensor, source: tuple[Tensor, Tensor] | None
+    ) -> tuple[Tensor, SourceAverages | None]:
         """Scores of the source in place of those of the adapter, as far as these have lost what the source sees."""
         if self.source_check is None or source is None:
             return scores, None
@@ -426,7 +428,7 @@ class TTVD(GradientAdapter):
     @fusible()
     def _compute_loss(
         self, z: Tensor, logits: Tensor, source: tuple[Tensor, Tensor] | None
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None, Averages | None]:
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None, SourceAverages | None]:
         """Answer, loss, kept share, softened scores, scores, rotations, and what the check found.
 
         Args:
@@ -466,7 +468,7 @@ class TTVD(GradientAdapter):
         views: Tensor,
         rotations: Tensor | None,
         evidence: Tensor | None,
-        checked: Averages | None,
+        checked: SourceAverages | None,
     ) -> Tensor | float:
         """Update everything that is estimated along the stream; returns the factor on the step."""
         if self.source_check is not None and checked is not None:

@@ -5,6 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ttvd.geometry.distance import squared_distances
 from ttvd.geometry.precision import upcast
 from ttvd.methods.shared.losses import all_finite, entropy
 from ttvd.nn.norms import TracksStream
@@ -19,8 +20,8 @@ FLOOR = 0.02
 """Entropy of the source, as a share of ln k, below which it counts as no surer."""
 
 
-class Averages(NamedTuple):
-    """What is known of the last images.
+class SourceAverages(NamedTuple):
+    """Averages over the last images of how sure adapter and source are, and of where the source's features lie.
 
     Attributes:
         entropies: Mean entropy of the answers of the adapter and of the source, (2,).
@@ -79,12 +80,12 @@ class SourceCheck(TracksStream):
         for name, shape in (("entropies", (2,)), ("offset", known.shape[1:]), ("reach", ()), ("images", ())):
             self.register_buffer(name, torch.zeros(shape, dtype=dtype, device=like.device))
 
-    def averages(self) -> Averages:
+    def averages(self) -> SourceAverages:
         """What is stored; not copies."""
-        return Averages(self.entropies, self.offset, self.reach, self.images)
+        return SourceAverages(self.entropies, self.offset, self.reach, self.images)
 
     @torch.no_grad()
-    def look(self, adapted: Tensor, source: Tensor, features: Tensor) -> Averages:
+    def look(self, adapted: Tensor, source: Tensor, features: Tensor) -> SourceAverages:
         """The averages with a batch, or those that are stored if it is among them. Nothing is stored.
 
         Args:
@@ -98,7 +99,7 @@ class SourceCheck(TracksStream):
         share, dtype = size / (kept + size), self.offset.dtype
         entropies = torch.stack([entropy(upcast(scores)).mean() for scores in (adapted, source)]).to(dtype)
         classes = source.argmax(1)
-        return Averages(
+        return SourceAverages(
             torch.lerp(self.entropies, entropies, share),
             torch.lerp(self.offset, (features.to(dtype) - self.sites[classes]).mean(0), share),
             torch.lerp(self.reach, self.ways[classes].mean(), share),
@@ -106,7 +107,7 @@ class SourceCheck(TracksStream):
         )
 
     @torch.no_grad()
-    def hold(self, found: Averages) -> Tensor:
+    def hold(self, found: SourceAverages) -> Tensor:
         """How much the source answers in place of the adapter, a scalar from 0 to 1."""
         adapted, source = found.entropies.unbind()
         lost = (adapted / source.clamp_min(self.floor) - LEAST) / (MOST - LEAST)
@@ -115,7 +116,7 @@ class SourceCheck(TracksStream):
         return lost.clamp(0.0, 1.0) * trusted.clamp(0.0, 1.0)
 
     @torch.no_grad()
-    def update(self, found: Averages) -> None:
+    def update(self, found: SourceAverages) -> None:
         """Store what :meth:`look` found, inside ``following_stream`` and not inside ``settled_stream``."""
         if not self.following or self.settled:
             return
@@ -128,7 +129,7 @@ def _find_ways(sites: Tensor) -> Tensor:
     """Return the distance of each site to the next one, (k,); a thousand at a time, for sets of many classes."""
     ways = []
     for rows in torch.arange(len(sites), device=sites.device).split(1024):
-        distances = torch.cdist(sites[rows], sites)
-        distances[torch.arange(len(rows)), rows] = torch.inf
-        ways.append(distances.amin(1))
+        squares = squared_distances(sites[rows], sites)
+        squares[torch.arange(len(rows)), rows] = torch.inf
+        ways.append(squares.amin(1).sqrt())
     return torch.cat(ways)
