@@ -175,6 +175,26 @@ def check_parameters(adapter: nn.Module, twin: nn.Module, model: nn.Module) -> N
     assert moved > 1e-3, f"nothing moved by more than {moved:.1e}: this shows nothing"
 
 
+def assert_near(found: Tensor, wanted: Tensor) -> None:
+    """Equal in double precision, but for the order of sums."""
+    torch.testing.assert_close(found.detach(), wanted.detach(), rtol=1e-8, atol=1e-8)
+
+
+def probabilities(row: Tensor) -> Tensor:
+    """Softmax of a row of logits, written out."""
+    return torch.exp(row) / torch.exp(row).sum()
+
+
+def mean(values: list[Tensor]) -> Tensor:
+    """Mean of some tensors, written out."""
+    return sum(values[1:], values[0]) / len(values)
+
+
+def learning(twin: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters that require gradients, by name."""
+    return {name: p for name, p in twin.named_parameters() if p.requires_grad}
+
+
 def read_defaults(method: type[nn.Module]) -> dict[str, Any]:
     """The parameters of a registered class with their defaults."""
     return next(entry.parameters() for entry in ttvd.list_methods().values() if entry.adapter is method)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.helpers.methods import read_defaults
+from tests.helpers.methods import assert_near, read_defaults
 from ttvd.methods.adanpc import AdaNPC
 from ttvd.nn.fingerprint import fingerprint
 from ttvd.nn.resnet import ResNet
@@ -20,10 +20,6 @@ from ttvd.zoo.source_features import SourceFeatures
 NetMaker = Callable[..., ResNet]
 TwinMaker = Callable[..., Any]
 StreamMaker = Callable[..., list[Tensor]]
-
-
-def assert_near(found: Tensor, wanted: Tensor) -> None:
-    torch.testing.assert_close(found, wanted.detach(), rtol=1e-8, atol=1e-8)
 
 
 class NaiveAdaNPC:

@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from tests.helpers.methods import assert_near, learning, mean, probabilities
 from ttvd.methods import COME, ConservativeEATA, ConservativeSAR, Tent
 from ttvd.methods.shared.losses import opinion_entropy
 
@@ -22,22 +23,6 @@ Check = Callable[[nn.Module, nn.Module, nn.Module], None]
 NORMS = pytest.mark.parametrize("norm", ["batch", "group"])
 FLOOR = 0.0
 """What is added to every mass before the logarithm: 1e-7 in the code of COME's authors, nothing here."""
-
-
-def assert_near(found: Tensor, wanted: Tensor) -> None:
-    torch.testing.assert_close(found.detach(), wanted.detach(), rtol=1e-8, atol=1e-8)
-
-
-def probabilities(row: Tensor) -> Tensor:
-    return torch.exp(row) / torch.exp(row).sum()
-
-
-def mean(values: list[Tensor]) -> Tensor:
-    return sum(values[1:], values[0]) / len(values)
-
-
-def learning(twin: nn.Module) -> dict[str, nn.Parameter]:
-    return {name: p for name, p in twin.named_parameters() if p.requires_grad}
 
 
 def naive_opinion(row: Tensor, floor: float = FLOOR, classes: int | None = None) -> Tensor:

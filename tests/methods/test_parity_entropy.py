@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import ttvd
+from tests.helpers.methods import assert_near, mean, probabilities
 from ttvd.methods import deyo
 from ttvd.methods.conjugate import ConjugatePL, conjugate_loss
 from ttvd.methods.deyo import DeYO
@@ -58,20 +59,8 @@ def make_trial(
     return build
 
 
-def assert_near(found: Tensor, wanted: Tensor) -> None:
-    torch.testing.assert_close(found.detach(), wanted.detach(), rtol=1e-8, atol=1e-8)
-
-
-def probabilities(row: Tensor) -> Tensor:
-    return torch.exp(row) / torch.exp(row).sum()
-
-
 def entropies(logits: Tensor) -> list[Tensor]:
     return [-(probabilities(row) * torch.log(probabilities(row))).sum() for row in logits]
-
-
-def mean(values: list[Tensor]) -> Tensor:
-    return sum(values[1:], values[0]) / len(values)
 
 
 def naive_conjugate(h: Tensor, epsilon: float) -> Tensor:

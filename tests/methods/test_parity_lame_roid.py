@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.helpers.methods import assert_near, mean, probabilities
 from ttvd.methods import roid
 from ttvd.methods.lame import LAME, measure_affinity
 from ttvd.methods.roid import ROID
@@ -20,18 +21,6 @@ from ttvd.nn.resnet import ResNet
 Maker = Callable[..., Any]
 NORMS = pytest.mark.parametrize("norm", ["batch", "group"])
 AFFINITIES = pytest.mark.parametrize("affinity", ["knn", "rbf", "linear"])
-
-
-def assert_near(found: Tensor, wanted: Tensor) -> None:
-    torch.testing.assert_close(found.detach(), wanted.detach(), rtol=1e-8, atol=1e-8)
-
-
-def probabilities(row: Tensor) -> Tensor:
-    return torch.exp(row) / torch.exp(row).sum()
-
-
-def mean(values: list[Tensor]) -> Tensor:
-    return sum(values[1:], values[0]) / len(values)
 
 
 class Lab(NamedTuple):

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import ttvd
-from tests.helpers.methods import read_defaults
+from tests.helpers.methods import assert_near, read_defaults
 from ttvd.data.digits import split_digits
 from ttvd.methods.note import NOTE
 from ttvd.nn.instance_norm import InstanceAwareBatchNorm2d
@@ -20,10 +20,6 @@ from ttvd.nn.resnet import ResNet
 
 NetMaker = Callable[..., ResNet]
 StreamMaker = Callable[..., list[Tensor]]
-
-
-def assert_near(found: Tensor, wanted: Tensor) -> None:
-    torch.testing.assert_close(found, wanted.detach(), rtol=1e-8, atol=1e-8)
 
 
 def shrink(value: Tensor, width: Tensor) -> Tensor:

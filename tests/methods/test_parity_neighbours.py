@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.helpers.methods import read_defaults
+from tests.helpers.methods import assert_near, read_defaults
 from ttvd.methods.tast import TAST
 from ttvd.methods.tast_bn import TASTBN
 from ttvd.nn.resnet import ResNet
@@ -19,10 +19,6 @@ NetMaker = Callable[..., ResNet]
 TwinMaker = Callable[..., Any]
 StreamMaker = Callable[..., list[Tensor]]
 Compare = Callable[[nn.Module, nn.Module, nn.Module], None]
-
-
-def assert_near(found: Tensor, wanted: Tensor) -> None:
-    torch.testing.assert_close(found, wanted.detach(), rtol=1e-8, atol=1e-8)
 
 
 class Support(NamedTuple):

@@ -14,28 +14,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.helpers.methods import read_defaults
+from tests.helpers.methods import assert_near, learning, mean, probabilities, read_defaults
 from ttvd.methods import CMF, NEO
 
 Maker = Callable[..., Any]
 Check = Callable[[nn.Module, nn.Module, nn.Module], None]
 NORMS = pytest.mark.parametrize("norm", ["batch", "group"])
-
-
-def assert_near(found: Tensor, wanted: Tensor) -> None:
-    torch.testing.assert_close(found.detach(), wanted.detach(), rtol=1e-8, atol=1e-8)
-
-
-def probabilities(row: Tensor) -> Tensor:
-    return torch.exp(row) / torch.exp(row).sum()
-
-
-def mean(values: list[Tensor]) -> Tensor:
-    return sum(values[1:], values[0]) / len(values)
-
-
-def learning(twin: nn.Module) -> dict[str, nn.Parameter]:
-    return {name: p for name, p in twin.named_parameters() if p.requires_grad}
 
 
 # NEO

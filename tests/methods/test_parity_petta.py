@@ -14,17 +14,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.helpers.methods import read_defaults
+from tests.helpers.methods import assert_near, read_defaults
 from tests.helpers.rotta import Item, NaiveCSTU, affine, check_state, darken, moments, replace_norms
 from ttvd.methods import PeTTA
 
 Maker = Callable[..., Any]
 NORMS = pytest.mark.parametrize("norm", ["batch", "group"])
 CLASSES = 5
-
-
-def assert_near(found: Tensor, wanted: Tensor) -> None:
-    torch.testing.assert_close(found.detach(), wanted.detach(), rtol=1e-8, atol=1e-8)
 
 
 def entropy(row: Tensor) -> float:

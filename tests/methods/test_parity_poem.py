@@ -18,7 +18,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.helpers.methods import read_defaults
+from tests.helpers.methods import assert_near, read_defaults
 from ttvd.methods import POEM
 from ttvd.methods.poem import EntropyMatcher
 
@@ -33,10 +33,6 @@ STEP, BOUND = 1 / (8 * math.sqrt(3)), 1.8
 """Step size and bound of the bet in the authors' scripts; the class on its own has a step of 2 / sqrt(3)."""
 WAIT = 100
 """Samples that are only bet on. The batch in which the hundredth comes is learnt from."""
-
-
-def assert_near(found: Tensor, wanted: Tensor) -> None:
-    torch.testing.assert_close(found.detach(), wanted.detach(), rtol=1e-8, atol=1e-8)
 
 
 def entropy(row: Tensor) -> Tensor:

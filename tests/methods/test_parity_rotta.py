@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.helpers.methods import read_defaults
+from tests.helpers.methods import assert_near, read_defaults
 from tests.helpers.rotta import Item, NaiveCSTU, affine, check_state, darken, replace_norms
 from ttvd.methods.rotta import RoTTA
 from ttvd.nn.resnet import ResNet
@@ -18,10 +18,6 @@ from ttvd.nn.resnet import ResNet
 NetMaker = Callable[..., ResNet]
 StreamMaker = Callable[..., list[Tensor]]
 CLASSES = 5
-
-
-def assert_near(found: Tensor, wanted: Tensor) -> None:
-    torch.testing.assert_close(found, wanted.detach(), rtol=1e-8, atol=1e-8)
 
 
 class NaiveRoTTA:

@@ -11,16 +11,13 @@ import torch
 from torch import Tensor, nn
 
 import ttvd
+from tests.helpers.methods import assert_near
 from ttvd.nn.resnet import ResNet
 
 NetMaker = Callable[..., ResNet]
 TwinMaker = Callable[..., Any]
 StreamMaker = Callable[..., list[Tensor]]
 Compare = Callable[[nn.Module, nn.Module, nn.Module], None]
-
-
-def assert_near(found: Tensor, wanted: Tensor) -> None:
-    torch.testing.assert_close(found, wanted.detach(), rtol=1e-8, atol=1e-8)
 
 
 def mean_entropy(logits: Tensor) -> Tensor:

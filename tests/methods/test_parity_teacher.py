@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.helpers.methods import read_defaults
+from tests.helpers.methods import assert_near, read_defaults
 from ttvd.methods.cotta import CoTTA
 from ttvd.methods.memo import MEMO
 from ttvd.nn.resnet import ResNet
@@ -20,10 +20,6 @@ NetMaker = Callable[..., ResNet]
 TwinMaker = Callable[..., Any]
 StreamMaker = Callable[..., list[Tensor]]
 Options = dict[str, Any]
-
-
-def assert_near(found: Tensor, wanted: Tensor) -> None:
-    torch.testing.assert_close(found, wanted.detach(), rtol=1e-8, atol=1e-8)
 
 
 def read_network(adapter: nn.Module, name: str) -> dict[str, Tensor]:

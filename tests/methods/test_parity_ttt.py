@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.helpers.methods import read_defaults
+from tests.helpers.methods import assert_near, read_defaults
 from ttvd.methods.ttt import TTT
 from ttvd.nn.resnet import ResNet
 from ttvd.nn.rotation import RotationNet
@@ -18,10 +18,6 @@ from ttvd.nn.rotation import RotationNet
 NetMaker = Callable[..., ResNet]
 StreamMaker = Callable[..., list[Tensor]]
 Options = dict[str, Any]
-
-
-def assert_near(found: Tensor, wanted: Tensor) -> None:
-    torch.testing.assert_close(found, wanted.detach(), rtol=1e-8, atol=1e-8)
 
 
 def make_optimizer(parameters: list[nn.Parameter], options: Options) -> torch.optim.Optimizer:
