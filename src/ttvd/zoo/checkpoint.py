@@ -190,15 +190,15 @@ def _check_size(card: Card, weights: Mapping[str, Tensor]) -> None:
         limit = len(weights) if name in ("blocks", "depth", "depths", "layers") else most
         if any(isinstance(number, int | float) and not abs(number) <= limit for number in numbers):
             raise ValueError(f"{name} = {value!r} is more than the weights have")
-    with torch.device("meta"), _Undrawn(), warnings.catch_warnings():  # shapes without memory
+    with torch.device("meta"), _SkipRandomInit(), warnings.catch_warnings():  # shapes without memory
         warnings.simplefilter("ignore")  # of layers without elements, which are refused below
         found = sum(value.numel() for value in build_model(card).state_dict().values())
     if found != most:
         raise ValueError(f"the weights do not fit its model: they have {most} numbers instead of {found}")
 
 
-class _Undrawn(TorchFunctionMode):
-    """Leaves weights as they are where normal numbers would be drawn.
+class _SkipRandomInit(TorchFunctionMode):
+    """Skips the initialisation of weights by normal numbers.
 
     For weights without memory, torch would import its compiler for that, which takes a second.
     """
